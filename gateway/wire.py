@@ -161,8 +161,8 @@ class Reconnect(msgspec.Struct, frozen=True, tag_field="type", tag="reconnect"):
 ServerFrame = Welcome | Queued | Text | Done | Error | Left | Reconnect
 
 _encoder = msgspec.json.Encoder()
-_client_frames = msgspec.json.Decoder(ClientFrame)
-_server_frames = msgspec.json.Decoder(ServerFrame)
+_client_frames: msgspec.json.Decoder[ClientFrame] = msgspec.json.Decoder(ClientFrame)
+_server_frames: msgspec.json.Decoder[ServerFrame] = msgspec.json.Decoder(ServerFrame)
 
 
 def encode(frame: ClientFrame | ServerFrame) -> str:

@@ -56,6 +56,7 @@ class Story:
     stop: tuple[str, ...] = ()
     player: str | None = None
     told: Sequence[int] = ()  # tokens that an earlier attempt told
+    is_suspect: bool = False  # it was in the hands of two storytellers that died: it runs with no other such story
     tokens: list[int] = field(init=False)  # prompt and story
     num_computed: int = 0  # tokens whose KV is in the cache
     blocks: list[int] = field(default_factory=list)

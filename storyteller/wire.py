@@ -3,7 +3,7 @@
 The gateways import this module and no other of this package. It promises that both sides agree on
 
 * the names of all keys (`Key`) and what each holds,
-* the messages inside them (`Ask`, `House`, `Ending`) and their codec,
+* the messages inside them (`Ask`, `Told`, `Ending`, `House`) and their codec,
 * the Lua scripts, each one atomic step of a story's life (`script`),
 * the grammar of settings (`read_settings`), so that every service reports a wrong variable in the same words.
 
@@ -15,7 +15,9 @@ A story's life in Redis
 ``take``      moves the first of `waiting` into a storyteller's pending list and opens the next attempt.
 ``tell``      appends text to ``told:<story>`` under ids ``<attempt>-<seq>``: an older attempt and a repeated write are
               refused by their ids alone.
-``requeue``   puts a story whose storyteller is gone back to the front of `waiting` and closes its attempt.
+``beat``      renews a storyteller's hold of its stories; ``sweep`` puts the stories of a silent one back into `waiting`
+              under their old turn and closes their attempt, ``handback`` does so for one that leaves.
+``heard``     keeps a story alive while somebody listens; ``cancel`` ends it.
 An ending, wherever it comes from (told, cancelled, expired, dead), is one function of `scripts/prelude.lua`: it takes
 the story out of every place above, frees the player's place, and lets the told text live for `RETENTION_S` more.
 """
@@ -41,41 +43,28 @@ PRESENCE_S = 5
 """A storyteller that made no step, or was not idle, within so many seconds does not count as live."""
 
 
+TURN_S = 10
+"""A player's second unfinished story waits as if asked so much later, a third twice as much."""
+HIGH_S = 30
+"""A story of high priority waits as if asked so much earlier."""
+
+
 class Key:
     """Names of all Redis keys, in one place."""
 
-    ASKS = "asks"  # stream: every unfinished ask, its consumer group holds who writes which
+    ASKS = "asks"  # stream: every unfinished ask; the pending list of its group says who writes which
     GROUP = "storytellers"  # that group
-    WAITING = "waiting"  # sorted set: stories that nobody writes yet, by the time of their turn in ms
-    CANCELS = "cancels"  # stream, read by every storyteller: stories to stop
-    DEAD = "dead"  # stream: asks that killed their storyteller too often, for the operator
-    HOUSES = "houses"  # hash: storyteller -> House, what it serves and when it last made a step
-    MEASURES = "measures"  # list: questions to any storyteller: how many tokens does this prompt have?
-
-    @staticmethod
-    def story(story: str) -> str:
-        """Hash: the ask's stream entry, player, attempts, crashes, times; there until the story is forgotten."""
-        return f"story:{story}"
-
-    @staticmethod
-    def told(story: str) -> str:
-        """Stream: the story as told so far, entry ids <attempt>-<seq>."""
-        return f"told:{story}"
-
-    @staticmethod
-    def player(player: str) -> str:
-        """Set: the player's unfinished stories."""
-        return f"player:{player}"
-
-    @staticmethod
-    def wake(gateway: str) -> str:
-        """Stream: wakes one gateway's reader, so that it begins to read a new story at once."""
-        return f"wake:{gateway}"
-
-    @staticmethod
-    def measured(question: str) -> str:
-        """List of one: the answer to a question in `MEASURES`."""
-        return f"measured:{question}"
+    WAITING = "waiting"  # sorted set: stories that nobody writes, by the time of their turn
+    CANCELS = "cancels"  # stream that every storyteller reads: stories to stop
+    QUESTIONS = "questions"  # stream that every storyteller reads: how many tokens has this prompt?
+    DEAD = "dead"  # stream for the operator: asks that killed their storyteller too often
+    LIVE = "live"  # sorted set: storytellers by the time when they last made a step or were idle, in ms
+    HOUSES = "houses"  # hash: storyteller -> House
+    STORY = "story:"  # + story, hash: the ask's entry, player, attempts, crashes, times
+    TOLD = "told:"  # + story, stream: the story as told so far, entry ids <attempt>-<seq>
+    PLAYER = "player:"  # + player, set: unfinished stories
+    WAKE = "wake:"  # + gateway, stream: wakes its reader, so that a new story is read at once
+    ANSWER = "answer:"  # + question, list of one: tokens
 
 
 class Words(msgspec.Struct, frozen=True, tag="words"):
@@ -124,7 +113,9 @@ class Settings(msgspec.Struct, frozen=True, omit_defaults=True):
     top_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=10)] | None = None
-    stop: Annotated[tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=200)], ...], msgspec.Meta(max_length=4)] = ()
+    stop: Annotated[
+        tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=200)], ...], msgspec.Meta(max_length=4)
+    ] = ()
     ignore_end: bool = False
 
 
@@ -141,25 +132,53 @@ class Ask(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Told(msgspec.Struct, frozen=True):
-    """One entry of a story's stream: text, and the tokens it was made of, so that another storyteller can go on."""
+    """Text of a story, and the tokens it was made of, so that another storyteller can go on from here."""
 
     offset: int  # characters of the story before this text
     text: str
     tokens: tuple[int, ...]
+    count: int  # tokens of the story, these included
+
+    def fields(self) -> dict[str, bytes | str | int]:
+        """The entry of the story's stream."""
+        return {"offset": self.offset, "text": self.text, "tokens": encode(self.tokens), "count": self.count}
+
+
+class Begun(msgspec.Struct, frozen=True):
+    """An attempt at the story was opened (`begun`), or its storyteller was lost (`waiting`)."""
+
+    mark: str
 
 
 class Ending(msgspec.Struct, frozen=True):
     """How a story ended. The times are milliseconds since the ask was accepted, on Redis' own clock."""
 
     finish_reason: FinishReason
-    length: int  # characters of the whole story
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: int
+    completion_tokens: int
+    message: str = ""  # for people: why, where a story failed
+    unknown_words: str = ""  # words of the ask that the model does not know, separated by spaces
+    seed: int = 0
     queue_ms: int = 0
     first_text_ms: int = 0
     total_ms: int = 0
-    reason: str = ""  # for a failed story: why, in words for the player
-    unknown_words: tuple[str, ...] = ()  # words of the ask that the model's vocabulary does not have
+
+    def fields(self) -> dict[str, bytes | str | int]:
+        """What the storyteller knows of it; seed and times are added as it is written."""
+        names = ("prompt_tokens", "completion_tokens", "message", "unknown_words")
+        return {name: getattr(self, name) for name in names}
+
+
+def read_entry(fields: Mapping[bytes, bytes]) -> Told | Begun | Ending:
+    """One entry of a story's stream."""
+    plain = {name.decode(): value for name, value in fields.items()}
+    if b"text" in fields:
+        plain["tokens"] = msgspec.msgpack.decode(fields[b"tokens"])
+        return msgspec.convert(plain | {"text": fields[b"text"].decode()}, Told, strict=False)
+    text = {name: value.decode() for name, value in plain.items()}
+    if "end" in text:
+        return msgspec.convert(text | {"finish_reason": text["end"]}, Ending, strict=False)
+    return Begun(text["mark"])
 
 
 class Voice(msgspec.Struct, frozen=True):
@@ -173,7 +192,6 @@ class Voice(msgspec.Struct, frozen=True):
 class House(msgspec.Struct, frozen=True):
     """What a storyteller serves and how it is doing; rewritten every second."""
 
-    at_ms: int  # Redis' clock: when it last made a step, or was idle
     model: str
     revision: str
     window: int  # tokens, prompt and story together
@@ -228,11 +246,14 @@ def offset_of(story: str, text: str) -> int:
 
 
 def script(name: str) -> str:
-    """The source of one Lua script, with the functions that all of them share."""
+    """The source of one Lua script, with the names, constants and functions that all of them share."""
     folder = files(__package__) / "scripts"
-    constants = f"local RETENTION_MS, LEASE_MS, MAX_CRASHES = {RETENTION_S * 1000}, {LEASE_S * 1000}, {MAX_CRASHES}\n"
-    prelude = (folder / "prelude.lua").read_text(encoding="utf-8")
-    return constants + prelude + (folder / f"{name}.lua").read_text(encoding="utf-8")
+    names = [f"{key} = '{value}'" for key, value in vars(Key).items() if key.isupper()]
+    constants = {"RETENTION_MS": RETENTION_S * 1000, "LEASE_MS": LEASE_S * 1000, "MAX_CRASHES": MAX_CRASHES}
+    constants["TURN_US"] = TURN_S * 1_000_000
+    lines = [f"local {line}" for line in [*names, *(f"{key} = {value}" for key, value in constants.items())]]
+    sources = [(folder / f"{part}.lua").read_text(encoding="utf-8") for part in ("prelude", name)]
+    return "\n".join([*lines, *sources])
 
 
 class SettingsError(ValueError):
@@ -279,3 +300,34 @@ def read_settings(kind: type[Kind], environ: Mapping[str, str]) -> Kind:
             raise SettingsError(f"{name}={shown}: expected {expected}") from None
         found[name] = value
     return msgspec.convert(found, kind, strict=False)
+
+
+def settings_help(usage: str, kind: type[msgspec.Struct], note: str = "") -> str:
+    """What `--help` prints: every setting with its meaning, what is expected and its default."""
+    lines = [
+        f"usage: {usage}",
+        "",
+        "Settings, from the environment (NAME_FILE=path reads NAME from a file):",
+        "",
+    ]
+    for name, expected, meaning, _, default in settings_of(kind):
+        shown = "unset" if default == "" else default
+        lines += [f"  {name}", f"      {meaning}; {expected} (default: {shown})"]
+    return "\n".join([*lines, "", note]).rstrip() + "\n"
+
+
+def log_config(is_terminal: bool) -> dict[str, Any]:
+    """Logging for `logging.config.dictConfig`: one JSON object a line, or plain lines for people at a terminal."""
+    json_lines = {
+        "()": "pythonjsonlogger.json.JsonFormatter",
+        "fmt": "%(asctime)s %(levelname)s %(name)s %(message)s",
+        "rename_fields": {"asctime": "time", "levelname": "level", "name": "logger"},
+    }
+    plain = {"format": "%(asctime)s %(name)s %(levelname)s %(message)s", "datefmt": "%H:%M:%S"}
+    return {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {"lines": plain if is_terminal else json_lines},
+        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "lines"}},
+        "root": {"level": "INFO", "handlers": ["stderr"]},
+    }
