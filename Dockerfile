@@ -10,21 +10,17 @@
 ARG PYTHON_VERSION=3.11.14
 
 FROM python:${PYTHON_VERSION}-slim-trixie AS python
-ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
-RUN useradd --system --uid 10001 --home-dir /tmp --no-create-home campfire
+ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
+RUN useradd --uid 10001 --home-dir /tmp --no-create-home campfire
 WORKDIR /app
 
 # What each service wants, read from pyproject.toml. The packages below are built again only when these lists change.
 FROM python AS wants
 COPY pyproject.toml constraints.txt /wants/
-RUN python - <<'PYTHON'
-import pathlib, tomllib
-folder = pathlib.Path("/wants")
-project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
-for service in ("gateway", "storyteller", "loadbots"):
-    wants = project["dependencies"] + project["optional-dependencies"][service]
-    (folder / f"{service}.txt").write_text("\n".join(wants) + "\n")
-PYTHON
+RUN cd /wants && python -c 'import tomllib; \
+    project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+    extras = project["optional-dependencies"]; \
+    [open(name + ".txt", "w").write("\n".join(project["dependencies"] + extras[name])) for name in extras]'
 
 FROM python AS gateway-packages
 COPY --from=wants /wants/gateway.txt /wants/constraints.txt /wants/
@@ -52,7 +48,7 @@ RUN cd /opt/venv/lib/python3*/site-packages/torch && rm -rf include test bin/*te
 # The model made ready and the kernels compiled, so that a container starts fast and writes nothing.
 FROM storyteller-packages AS prepared
 COPY storyteller /app/storyteller
-ENV STORYTELLER_CACHE=/cache HF_HOME=/cache/hub NUMBA_CACHE_DIR=/opt/kernels
+ENV PATH=/opt/venv/bin:$PATH STORYTELLER_CACHE=/cache HF_HOME=/cache/hub NUMBA_CACHE_DIR=/opt/kernels
 RUN mkdir -p /cache/hub /opt/kernels && python -m storyteller --prepare && \
     chmod -R a+rX /app /opt/kernels && python -m compileall -q /app
 
@@ -62,7 +58,7 @@ COPY storyteller/__init__.py storyteller/wire.py /app/storyteller/
 COPY storyteller/scripts /app/storyteller/scripts
 COPY gateway /app/gateway
 RUN chmod -R a+rX /app && python -m compileall -q /app
-ENV GATEWAY_HOST=0.0.0.0
+ENV PATH=/opt/venv/bin:$PATH GATEWAY_HOST=0.0.0.0
 USER campfire
 EXPOSE 8765 8080 9101
 ENTRYPOINT ["python", "-m", "gateway"]
@@ -72,6 +68,7 @@ COPY --from=loadbots-packages /opt/venv /opt/venv
 COPY gateway/__init__.py gateway/wire.py /app/gateway/
 COPY loadbots /app/loadbots
 RUN chmod -R a+rX /app && python -m compileall -q /app
+ENV PATH=/opt/venv/bin:$PATH
 USER campfire
 EXPOSE 9103
 ENTRYPOINT ["python", "-m", "loadbots"]
@@ -81,7 +78,8 @@ COPY --from=storyteller-packages /opt/venv /opt/venv
 COPY --from=prepared --chown=campfire /cache /cache
 COPY --from=prepared /opt/kernels /opt/kernels
 COPY --from=prepared /app /app
-ENV STORYTELLER_HOST=0.0.0.0 STORYTELLER_CACHE=/cache HF_HOME=/cache/hub NUMBA_CACHE_DIR=/tmp/kernels
+ENV PATH=/opt/venv/bin:$PATH STORYTELLER_HOST=0.0.0.0 \
+    STORYTELLER_CACHE=/cache HF_HOME=/cache/hub NUMBA_CACHE_DIR=/tmp/kernels
 USER campfire
 EXPOSE 9102
 # Compiled kernels belong to the kind of processor that they were compiled on. A container on another kind compiles its
