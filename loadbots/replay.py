@@ -1,0 +1,39 @@
+"""What only a second hearing can tell: whether a story was heard whole, once each, in order.
+
+Cursors are opaque, so the truth is the story as `listen` replays it from the beginning. A gateway may cut the replay
+into other frames than it sent live: what counts is the text, and that a cursor known to both stands behind the same
+text in both.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+from gateway.wire import Done, Text
+from loadbots.told import Amendment, Telling
+
+
+def compare(telling: Telling, replayed: list[Text], done: Done) -> Amendment:
+    """What the replay says about the story as it was heard."""
+    wish, told = telling.wish, telling.told
+    result = Amendment(wish.player, wish.number, verified=True)
+    cursors = [frame.cursor for frame in replayed]
+    if "".join(frame.text for frame in replayed) != telling.text:
+        result.lost = len(set(cursors) - set(telling.cursors))
+        result.faults.append("the text differs from the replay's")
+    elif _places(cursors, [frame.text for frame in replayed], telling) is False:
+        result.faults.append("cursors stand elsewhere in the replay")
+    if len(set(cursors)) < len(cursors):
+        result.faults.append("the replay has a cursor twice")
+    if done.finish_reason != told.ending:
+        result.faults.append(f"ended as {told.ending}, replayed as {done.finish_reason}")
+    if done.usage.completion_tokens != told.tokens:
+        result.faults.append(f"usage of {told.tokens} tokens, replayed as {done.usage.completion_tokens}")
+    return result
+
+
+def _places(cursors: list[str], texts: list[str], telling: Telling) -> bool:
+    """Whether every cursor that both hearings know stands behind the same number of characters."""
+    heard = dict(zip(telling.cursors, accumulate(map(len, telling.texts)), strict=True))
+    again = dict(zip(cursors, accumulate(map(len, texts)), strict=True))
+    return all(heard[cursor] == again[cursor] for cursor in heard.keys() & again.keys())
