@@ -68,7 +68,7 @@ COPY --from=loadbots-packages /opt/venv /opt/venv
 COPY gateway/__init__.py gateway/wire.py /app/gateway/
 COPY loadbots /app/loadbots
 RUN chmod -R a+rX /app && python -m compileall -q /app
-ENV PATH=/opt/venv/bin:$PATH
+ENV PATH=/opt/venv/bin:$PATH LOADBOTS_METRICS_HOST=0.0.0.0
 USER campfire
 EXPOSE 9103
 ENTRYPOINT ["python", "-m", "loadbots"]

@@ -36,9 +36,7 @@ def query(expr: str, legend: str, **more: Any) -> dict[str, Any]:
 
 def panel(kind: str, title: str, description: str, unit: str, queries: dict[str, str], **more: Any) -> Panel:
     """One panel. `queries` maps what the legend says to what Prometheus is asked."""
-    targets = [
-        query(expr, legend) | {"refId": chr(ord("A") + n)} for n, (legend, expr) in enumerate(queries.items())
-    ]
+    targets = [query(expr, legend) | {"refId": chr(ord("A") + n)} for n, (legend, expr) in enumerate(queries.items())]
     field = {"unit": unit, "custom": more.pop("custom", {}), **more.pop("field", {})}
     return {
         "type": kind,
@@ -51,9 +49,7 @@ def panel(kind: str, title: str, description: str, unit: str, queries: dict[str,
     }
 
 
-def graph(
-    title: str, description: str, unit: str, queries: dict[str, str], *, stacked: bool = False
-) -> Panel:
+def graph(title: str, description: str, unit: str, queries: dict[str, str], *, stacked: bool = False) -> Panel:
     look = {"drawStyle": "line", "lineWidth": 1, "fillOpacity": 30 if stacked else 8, "showPoints": "never"}
     return panel(
         "timeseries",

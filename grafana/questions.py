@@ -135,8 +135,7 @@ def is_a_queue_building() -> list[Panel]:
         ),
         graph(
             "How old is the oldest?",
-            "Age of the ask that has waited longest. An alert fires above 10 s; at "
-            "STORYTELLER_DEADLINE_S asks expire.",
+            "Age of the ask that has waited longest. An alert fires above 10 s; at STORYTELLER_DEADLINE_S asks expire.",
             "s",
             {"oldest ask": f"max({series('storyteller_queue_oldest_seconds')})"},
         ),
@@ -183,8 +182,7 @@ def is_the_batch_full() -> list[Panel]:
         ),
         graph(
             "How many tokens a second?",
-            "Prefill: prompts read. Decode: story text written. Cached: prompt tokens that "
-            "were already there.",
+            "Prefill: prompts read. Decode: story text written. Cached: prompt tokens that were already there.",
             "short",
             {"{{phase}}": f"sum by (phase) ({rate('storyteller_tokens_total')})"},
         ),
