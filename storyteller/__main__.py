@@ -27,7 +27,7 @@ from storyteller import metrics, wire
 from storyteller.cache import Blocks, default_num_tokens
 from storyteller.config import Config
 from storyteller.desk import Desk
-from storyteller.engine import Engine
+from storyteller.engine import Engine, Report
 from storyteller.inbox import Inbox
 from storyteller.outbox import Outbox
 from storyteller.probes import serve_probes
@@ -71,8 +71,8 @@ def main() -> int:
         return runner.run(Service(config).run())
 
 
-def load(config: Config) -> Model | None:
-    """The model, ready to step; `None`, with a line in the log, where it cannot be had."""
+def load(config: Config) -> tuple[Model, int] | None:
+    """The model, ready to step, and its blocks of KV memory; `None`, with a line in the log, where it cannot be had."""
     from storyteller.model import (  # importing torch takes seconds; settings are checked before
         Model,
         ModelError,
@@ -88,10 +88,11 @@ def load(config: Config) -> Model | None:
     num_tokens = config.kv_tokens or default_num_tokens(
         model.kv_bytes_per_token, model.window, config.batch_size, config.max_tokens
     )
-    model.allocate(max(1, num_tokens // BLOCK))
+    num_blocks = max(1, num_tokens // BLOCK)
+    model.allocate(num_blocks)
     model.warm_up()
     log.info("model %s is ready after %.1f s", model.name, time.monotonic() - start)
-    return model
+    return model, num_blocks
 
 
 class Service:
@@ -131,27 +132,31 @@ class Service:
             if not loading.done():
                 log.info("stopped while loading")
                 os._exit(0)
-            model = loading.result()
-            if model is None:
+            loaded = loading.result()
+            if loaded is None:
                 return 1
-            await self.serve(model, stack)
+            await self.serve(*loaded, stack)
         return 0
 
-    async def serve(self, model: Model, stack: contextlib.AsyncExitStack) -> None:
+    async def serve(self, model: Model, num_blocks: int, stack: contextlib.AsyncExitStack) -> None:
         config, loop = self.config, asyncio.get_running_loop()
         redis = await stack.enter_async_context(connect(config.redis_url, timeout_s=5))
         blocking = await stack.enter_async_context(connect(config.redis_url, timeout_s=15))
         prompter = Prompter(model.tokenizer, read_voices())
-        blocks = Blocks(model.num_blocks)
-        desk = Desk(config, model, prompter, detokenizer_for(model.tokenizer), model.num_blocks)
+        blocks = Blocks(num_blocks)
+        desk = Desk(config, model, prompter, detokenizer_for(model.tokenizer), num_blocks)
         name = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(3).hex()}"
         inbox = Inbox(redis, blocking, name, config.deadline_s)
         teller = Teller(config, desk, inbox, Outbox(redis))
         scheduler = Scheduler(config.batching, config.batch_size, blocks, STEP_TOKENS)
+
+        def report(step: Report) -> None:
+            loop.call_soon_threadsafe(teller.report, step)
+
         teller.engine = Engine(
             model,
             scheduler,
-            lambda report: loop.call_soon_threadsafe(teller.report, report),
+            report,
             config.batch_wait_ms / 1000,
         )
         teller.engine.read_ahead(prompter.beginnings())
@@ -192,8 +197,7 @@ class Service:
 def connect(url: str, timeout_s: float) -> Redis:
     """A client that never repeats a call by itself: what may be repeated, and when, is known one floor up."""
     return Redis.from_url(
-        url,
-        socket_timeout=timeout_s,
+        url, protocol=2, socket_timeout=timeout_s,
         socket_connect_timeout=3,
         socket_keepalive=True,
         retry=Retry(NoBackoff(), 0),

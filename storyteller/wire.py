@@ -171,11 +171,10 @@ class Ending(msgspec.Struct, frozen=True):
 
 def read_entry(fields: Mapping[bytes, bytes]) -> Told | Begun | Ending:
     """One entry of a story's stream."""
-    plain = {name.decode(): value for name, value in fields.items()}
-    if b"text" in fields:
-        plain["tokens"] = msgspec.msgpack.decode(fields[b"tokens"])
-        return msgspec.convert(plain | {"text": fields[b"text"].decode()}, Told, strict=False)
-    text = {name: value.decode() for name, value in plain.items()}
+    text: dict[str, Any] = {name.decode(): value.decode() for name, value in fields.items() if name != b"tokens"}
+    if "text" in text:
+        tokens = msgspec.msgpack.decode(fields[b"tokens"], type=tuple[int, ...])
+        return Told(int(text["offset"]), text["text"], tokens, int(text["count"]))
     if "end" in text:
         return msgspec.convert(text | {"finish_reason": text["end"]}, Ending, strict=False)
     return Begun(text["mark"])
@@ -330,4 +329,5 @@ def log_config(is_terminal: bool) -> dict[str, Any]:
         "formatters": {"lines": plain if is_terminal else json_lines},
         "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "lines"}},
         "root": {"level": "INFO", "handlers": ["stderr"]},
+        "loggers": {"websockets": {"level": "WARNING"}},
     }
