@@ -1,4 +1,7 @@
-"""`python -m loadbots`: the composition root, the only place that knows signals, stdout and exit codes."""
+"""`python -m loadbots`: the composition root, the only place that knows signals, ports, files and exit codes.
+
+On stdout: the table, what went wrong in words, and as the last line the rows as JSON. The live view is stderr's.
+"""
 
 from __future__ import annotations
 
@@ -6,82 +9,97 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import uvloop
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 
+from loadbots.campaign import Campaign, Row, fine
 from loadbots.config import Config, WrongSettingError, read_config
-from loadbots.connection import NonsenseError, RefusedError, close_code, explain, open_connection
-from loadbots.measure import Plan, crew_for, measure
-from loadbots.table import show
-from loadbots.tally import Tally
+from loadbots.metrics import Board, serve
+from loadbots.players import NoAnswerError, knock
+from loadbots.reconcile import NoMetricsError
+from loadbots.results import UnreadableError, read_results
+from loadbots.table import console, show
+from loadbots.workers import WorkerLostError
 
 FINE, BAD, WRONG = 0, 1, 2
-
-
-class NoAnswerError(Exception):
-    """There is nobody to send a crowd to; one line for a person."""
 
 
 def main(arguments: list[str]) -> int:
     try:
         config = read_config(arguments, os.environ)
-    except WrongSettingError as wrong:
-        print(f"loadbots: {wrong}", file=sys.stderr)  # noqa: T201
+        if config.compare:
+            return compare(config)
+    except (WrongSettingError, UnreadableError) as wrong:
+        complain(wrong)
         return WRONG
     try:
-        rows = uvloop.run(run(config))
-    except NoAnswerError as silent:
-        print(f"loadbots: {silent}", file=sys.stderr)  # noqa: T201
+        campaign = uvloop.run(run(config))
+    except (NoAnswerError, NoMetricsError, WorkerLostError) as failed:
+        complain(failed)
         return BAD
-    show(rows, sys.stdout)
-    text = msgspec.json.encode(rows).decode()
-    if config.out:
-        Path(config.out).write_text(text + "\n")
-    print(text, flush=True)  # noqa: T201
-    return verdict(rows)
+    show(campaign.rows, sys.stdout)
+    if campaign.knee:
+        console(sys.stdout).print(str(campaign.knee))
+    well = write(config, campaign.rows)
+    print(msgspec.json.encode(campaign.rows).decode(), flush=True)  # noqa: T201
+    return FINE if well and fine(campaign.rows, campaign.knee) else BAD
 
 
-async def run(config: Config) -> list[dict[str, Any]]:
+async def run(config: Config) -> Campaign:
+    """All crowds; SIGINT and SIGTERM end the one that is under way, and what was heard is reported."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    await knock(config)
-    rows: list[dict[str, Any]] = []
-    for players in config.players or (1,):
-        if stop.is_set():
-            break
-        plan, tally = Plan(players), Tally(config.slo)
-        rows.append(await measure(config, plan, tally, crew_for(config, plan, tally), stop))
-    return rows
+    board = Board()
+    stop_serving = open_metrics(config, board)
+    try:
+        campaign = Campaign(await knock(config), board, stop)
+        await campaign.run()
+        return campaign
+    finally:
+        stop_serving()
 
 
-async def knock(config: Config) -> None:
-    """Whether there is a gateway at all, before a crowd is sent."""
-    for url in config.url:
-        try:
-            connection = await open_connection(url, f"{config.run}-knock", config.auth_key)
-            await connection.close()
-        except ConnectionClosed as closed:
-            reason = closed.rcvd.reason if closed.rcvd else ""
-            raise NoAnswerError(f"{url} closed the hello with {close_code(closed)} {reason}".rstrip()) from None
-        except (RefusedError, NonsenseError) as failed:
-            raise NoAnswerError(f"{url}: {failed}") from None
-        except (OSError, TimeoutError, InvalidHandshake, InvalidURI) as failed:
-            raise NoAnswerError(f"{url} does not answer: {explain(failed)}") from None
+def open_metrics(config: Config, board: Board) -> Callable[[], None]:
+    """The metrics' port. A second run beside this one may have it: that is worth a line, not the run."""
+    if not config.metrics_port:
+        return lambda: None
+    try:
+        return serve(board, config.metrics_host, config.metrics_port)
+    except OSError as taken:
+        complain(f"no metrics: port {config.metrics_port} (LOADBOTS_METRICS_PORT): {taken.strerror}")
+        return lambda: None
 
 
-def verdict(rows: Sequence[dict[str, Any]]) -> int:
-    for row in rows:
-        through = sum(row["endings"].get(ending, 0) for ending in ("stop", "length", "cancelled"))
-        if not through or row["broken_stories"] or row["lost_frames"] or row["repeated_frames"] or row["slo_missed"]:
-            return BAD
-    return FINE if rows else BAD
+def compare(config: Config) -> int:
+    rows = read_results(config.compare)
+    show(rows, sys.stdout)
+    well = write(config, rows)
+    print(msgspec.json.encode(rows).decode(), flush=True)  # noqa: T201
+    return FINE if well else BAD
+
+
+def write(config: Config, rows: list[Row]) -> bool:
+    """The files that were asked for; whether they could be written."""
+    try:
+        if config.out:
+            Path(config.out).write_bytes(msgspec.json.encode(rows) + b"\n")
+        if config.report:
+            from loadbots.report import page  # plotly is large: imported by those who want a report
+
+            Path(config.report).write_text(page(rows), encoding="utf-8")
+    except OSError as failed:
+        complain(f"{failed.filename}: cannot be written: {failed.strerror}")
+        return False
+    return True
+
+
+def complain(line: object) -> None:
+    print(f"loadbots: {line}", file=sys.stderr)  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -67,6 +67,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     live: bool = True
     auth_key: str | None = None
     api_key: str | None = None
+    end_flags: tuple[str, ...] = ()
+    """What this OpenAI-compatible server calls `--ignore-end`, found out at the door."""
     run: str = "bot"
     """The beginning of every player's name; another one in every run."""
 
@@ -127,8 +129,6 @@ def _check(config: Config) -> None:
         raise WrongSettingError("--rate and --ramp-to need an open loop: --arrival poisson, gamma, constant or spike")
     if config.openai and (config.chaos.drop or config.chaos.storm):
         raise WrongSettingError("--chaos drop and storm need the game protocol: an OpenAI stream cannot be resumed")
-    if config.openai and config.find_knee and config.processes > 1:
-        raise WrongSettingError("--find-knee with --openai runs in one process")
     if config.report is None and config.compare and config.out:
         raise WrongSettingError("--compare reads results and writes --report; it has no --out")
 

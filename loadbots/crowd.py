@@ -52,7 +52,7 @@ class Player(Protocol):
     async def close(self) -> None: ...
 
 
-class Progress(msgspec.Struct):
+class Progress(msgspec.Struct, tag=True):
     """Where a squad stands, for the live view."""
 
     players: int = 0
@@ -64,7 +64,7 @@ class Progress(msgspec.Struct):
 class Squad:
     def __init__(
         self, config: Config, indices: Sequence[int], size: int, arrivals: Arrivals | None, sink: Sink,
-        player: Callable[[Config, int], Player],
+        player: Callable[[Config, int], Player], step: int = 1,
     ) -> None:  # fmt: skip
         self._config = config
         self._size = size  # players of the whole crowd
@@ -72,7 +72,7 @@ class Squad:
         self._sink = sink
         self._new_player = player
         self._players = {index: player(config, index) for index in indices}
-        self._step = max(1, size // max(1, len(indices)))
+        self._step = step  # between this squad's indices: the number of squads
         self._kept: list[Telling] = []  # told stories, to be replayed
         self._asking = 0
         self._begun = 0

@@ -32,7 +32,7 @@ def table(rows: Sequence[Row]) -> Table:
     named = any(row.get("name") for row in rows)
     rated = any(row.get("rate") for row in rows)
     for heading in (["crowd"] if named else []) + ["players"] + (["asks/s"] if rated else []):
-        result.add_column(heading, justify="left" if heading == "crowd" else "right")
+        result.add_column(heading, justify="left" if heading == "crowd" else "right", no_wrap=True)
     for heading in (
         "stories", "tokens/s", "first text ms\np50 / p95 / p99", "gap ms\np50 / p95 / p99",
         "story s\np50 / p95 / p99", "goodput/s", "errors", "lost", "repeated", "broken", "resumed", "cancelled",
@@ -43,7 +43,7 @@ def table(rows: Sequence[Row]) -> Table:
         result.add_row(
             *([row.get("name", "")] if named else []),
             str(row["players"]),
-            *([f"{row['rate']:g}" if row.get("rate") else "-"] if rated else []),
+            *([f"{row['rate']:.3g}" if row.get("rate") else "-"] if rated else []),
             str(row["stories"]),
             f"{row['tokens_per_second']:.1f}",
             spread(row["first_text_ms"]),
@@ -64,6 +64,10 @@ def spread(percentiles: dict[str, float | None], digits: int = 0) -> str:
 def remarks(row: Row) -> list[str]:
     """What the table has no room for."""
     crowd = f"{row['players']} player{'s' if row['players'] != 1 else ''}"
+    if row.get("rate"):
+        crowd += f" at {row['rate']:.3g} asks/s"
+    if row.get("name"):
+        crowd = f"{row['name']}, {crowd}"
     lines = []
     if row["errors"]:
         lines.append(f"{crowd}: errors: " + ", ".join(f"{code} {count}" for code, count in row["errors"].items()))
@@ -72,6 +76,7 @@ def remarks(row: Row) -> list[str]:
         kept = row["slo_kept"]
         share = "nobody to judge" if kept is None else f"kept by {kept:.1%} of the stories"
         lines.append(f"{crowd}: SLO {row['slo']}: {share}, {'missed' if row['slo_missed'] else 'fine'}")
+    lines += [f"{crowd}: counts differ: {difference}" for difference in row.get("differences") or ()]
     if row.get("interrupted"):
         lines.append(f"{crowd}: interrupted with {row['unfinished']} stories unfinished")
     late = row["bots"]["late_ms"]["p99"] if row.get("bots") else None

@@ -208,7 +208,7 @@ class Ledger:
     """Counts as the services make them: every ask, whether measured or not."""
 
     def __init__(self) -> None:
-        self.accepted = self.unanswered = self.tokens = self.unfinished = 0
+        self.accepted = self.unanswered = self.tokens = self.unfinished = self.hung_up = 0
         self.refusals: Counter[str] = Counter()
         self.endings: Counter[str] = Counter()
 
@@ -217,18 +217,11 @@ class Ledger:
         self.unanswered += told.unanswered
         self.tokens += told.tokens
         self.refusals += told.refusals
+        self.hung_up += told.ending == "cancelled" and told.frames > 0 and not told.tokens
         if told.ending is not None:
             self.endings[told.ending] += 1
         else:
             self.unfinished += told.accepted
-
-    def merge(self, other: Ledger) -> None:
-        self.accepted += other.accepted
-        self.unanswered += other.unanswered
-        self.tokens += other.tokens
-        self.unfinished += other.unfinished
-        self.refusals += other.refusals
-        self.endings += other.endings
 
 
 def percentiles(samples: Sequence[float], scale: float) -> dict[str, float | None]:

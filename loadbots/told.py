@@ -21,7 +21,7 @@ GOOD_ENDINGS = ("stop", "length")
 REPLACEMENT = "\ufffd"
 
 
-class Told(msgspec.Struct):
+class Told(msgspec.Struct, tag=True):
     """One ask, from the moment when it was meant to be made to its ending."""
 
     player: int
@@ -65,7 +65,7 @@ class Told(msgspec.Struct):
         self.given_up = code
 
 
-class Amendment(msgspec.Struct):
+class Amendment(msgspec.Struct, tag=True):
     """What turned out about a story after its record was handed in."""
 
     player: int
@@ -76,7 +76,7 @@ class Amendment(msgspec.Struct):
     faults: list[str] = []
 
 
-class Strain(msgspec.Struct):
+class Strain(msgspec.Struct, tag=True):
     """How hard a bots' process itself worked in the measured time: its event loop's lateness, its processor time."""
 
     late: list[float]
