@@ -24,11 +24,12 @@ import numba
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.core import cgutils as untyped_cgutils
-from numba.core import config
+from numba.core import config as untyped_config
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 cgutils: Any = untyped_cgutils
+config: Any = untyped_config
 LANES = 16
 
 
