@@ -6,6 +6,7 @@ plotly's; this module says which there are, what is on which axis, and how the p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
@@ -82,7 +83,8 @@ def _load(row: Row) -> float:
 
 
 def _label(rows: Sequence[Row], row: Row) -> str:
-    load = f"{row['rate']:.3g} asks/s" if row.get("rate") else f"{row['players']} players"
+    players = f"{row['players']} player{'s' if row['players'] != 1 else ''}"
+    load = f"{row['rate']:.3g} asks/s" if row.get("rate") else players
     return f"{_name(row)}, {load}" if _names(rows) > 1 else load
 
 
@@ -154,14 +156,28 @@ def _distribution(rows: Sequence[Row], kind: str, title: str, unit: str) -> go.F
     for colour, row in zip(_cycle(rows), rows, strict=False):
         bars = _bars(row, kind)
         counted = list(accumulate(count for _, count in bars))
+        if not bars:
+            continue
         figure.add_scatter(
-            x=[edge for edge, _ in bars],
-            y=[count / counted[-1] for count in counted],
+            x=[bars[0][0], *(edge for edge, _ in bars)],
+            y=[0, *(count / counted[-1] for count in counted)],
             name=_label(rows, row),
             mode="lines",
             line={"shape": "hv", "color": colour, "width": 2},
         )
+    edges = [edge for row in rows for edge, _ in _bars(row, kind)]
+    figure.update_xaxes(tickvals=_ticks(min(edges), max(edges)))
     return figure.update_yaxes(range=[0, 1.02], tickformat=".0%", dtick=0.25)
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Round numbers on a logarithmic axis, as many as have room."""
+    decades = math.log10(high / low)
+    steps: tuple[float, ...] = (1, 2, 5) if decades < 3 else (1,)
+    if decades < 1:
+        steps = (1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 7)
+    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    return [round(step * 10.0**exponent, 9) for exponent in exponents for step in steps]
 
 
 def _over_time(rows: Sequence[Row], kind: str, title: str) -> go.Figure:
