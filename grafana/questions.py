@@ -119,6 +119,16 @@ def as_players_saw_it() -> list[Panel]:
             "s",
             quantiles("loadbots_story_seconds"),
         ),
+        graph(
+            "What went wrong, as players saw it",
+            "Stories with a lost, repeated or changed text, and errors that bots heard, a second. Refusals are errors "
+            "here too; broken stories must never be.",
+            "ops",
+            {
+                "broken stories": f"sum({rate('loadbots_broken_stories_total')})",
+                "error {{code}}": f"sum by (code) ({rate('loadbots_errors_total')})",
+            },
+        ),
     ]
 
 
@@ -229,6 +239,15 @@ def what_is_the_machine_doing() -> list[Panel]:
             "Replicas that Prometheus finds and that answer.",
             "short",
             {"{{job}}": f"sum by (job) ({series('up')})"},
+        ),
+        graph(
+            "Does Redis answer?",
+            "Calls to Redis that failed and were tried again, in the time that one point stands for.",
+            "short",
+            {
+                "gateways": f"sum(increase({series('gateway_redis_errors_total')}[$__rate_interval]))",
+                "storytellers": f"sum(increase({series('storyteller_redis_errors_total')}[$__rate_interval]))",
+            },
         ),
         graph(
             "Do storytellers die?",
