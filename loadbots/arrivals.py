@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from random import Random
+from typing import Literal
 
 from loadbots.asks import dice
-from loadbots.config import Arrival
 
+Arrival = Literal["closed", "constant", "poisson", "gamma", "spike"]
+ARRIVALS: tuple[Arrival, ...] = ("closed", "constant", "poisson", "gamma", "spike")
 Arrivals = Sequence[tuple[int, float]]
 """Number of the ask and its moment."""
 

@@ -10,12 +10,13 @@ import asyncio
 import random
 import time
 from collections import deque
+from contextlib import suppress
 
 from websockets.exceptions import ConnectionClosed
 
-from gateway.wire import Ask, Cancel, Done, Error, Left, Listen, Queued, Reconnect, ServerFrame, Text
+from gateway.wire import Ask, Done, Error, Left, Listen, Queued, Reconnect, ServerFrame, Text
 from loadbots.asks import Wish
-from loadbots.chaos import STALL_S, Fate
+from loadbots.chaos import Fate
 from loadbots.config import Config
 from loadbots.connection import (
     FIRST_PAUSE_S,
@@ -24,27 +25,20 @@ from loadbots.connection import (
     LeavingError,
     NonsenseError,
     RefusedError,
+    UnanswerableError,
     close_code,
     raise_if_refused,
     reconnect,
 )
+from loadbots.deeds import misbehave
+from loadbots.replay import replay
 from loadbots.told import Amendment, Phase, Telling, Told
 
 TRY_AGAIN = ("busy", "rate_limited")
 TRY_AGAIN_S = 0.5
 """The pause before a refused ask is made again where the gateway named none."""
-REPLAY_S = 15.0
-"""How long a replay of a finished story may take."""
 REMEMBERED = 8
 """So many finished stories are remembered on a connection, to know their late frames."""
-
-
-class UnanswerableError(Exception):
-    """The gateway refused this request for good."""
-
-    def __init__(self, code: str) -> None:
-        super().__init__(code)
-        self.code = code
 
 
 class Bot:
@@ -82,21 +76,10 @@ class Bot:
 
     async def hear_again(self, story: str) -> tuple[list[Text], Done]:
         """A finished story from its beginning; `UnanswerableError` where the gateway refuses."""
-        connection = await self._connected()
-        request = self._next_id()
-        texts: list[Text] = []
-        async with asyncio.timeout(REPLAY_S):
-            await connection.send(Listen(request, story))
-            while True:
-                frame = await connection.receive()
-                if getattr(frame, "id", None) != request:
-                    continue
-                if isinstance(frame, Text):
-                    texts.append(frame)
-                elif isinstance(frame, Done):
-                    return texts, frame
-                elif isinstance(frame, Error):
-                    raise UnanswerableError(frame.code)
+        for _ in range(2):
+            with suppress(ConnectionClosed):
+                return await replay(await self._connected(), self._next_id(), story)
+        return await replay(await self._connected(), self._next_id(), story)
 
     def drop(self) -> None:
         """Part of a storm: cut the socket, come back at once."""
@@ -182,7 +165,7 @@ class Bot:
             while told.ended is None:
                 if due and telling.story is not None and told.frames >= fate.after_frames:
                     due = False
-                    await self._misbehave(connection, request, telling, fate)
+                    await misbehave(connection, request, telling, fate)
                 frame = await self._receive(connection)
                 now = time.monotonic()
                 if now - armed > 1.0:
@@ -211,24 +194,10 @@ class Bot:
 
     def _other(self, frame: ServerFrame, request: str, telling: Telling, now: float) -> None:
         """Frames that are neither text nor an error of the story at hand."""
-        told = telling.told
         if isinstance(frame, Queued) and frame.id == request:
-            if telling.story is None:
-                telling.story = frame.story
-                told.accepted += 1
-            elif telling.story != frame.story:
-                told.faults.append("queued came with another story")
+            telling.queue(frame)
         elif isinstance(frame, Done) and frame.id == request:
-            if telling.story is None:
-                told.accepted += 1
-                told.faults.append("done came before queued")
-            usage = frame.usage
-            exact = self._config.ignore_end
-            telling.end(frame.finish_reason, usage.completion_tokens, usage.prompt_tokens, now, exact=exact)
-            if frame.finish_reason in ("expired", "failed"):
-                told.errors[frame.finish_reason] += 1
-            if frame.seed != telling.wish.seed:
-                told.faults.append("done tells another seed than was asked for")
+            telling.finish(frame, now, exact=self._config.ignore_end)
         elif not isinstance(frame, Reconnect | Left):
             self._late(frame, telling)
 
@@ -257,19 +226,6 @@ class Bot:
             raise UnanswerableError(error.code)
         pause = TRY_AGAIN_S if error.retry_after_ms is None else error.retry_after_ms / 1000
         return max(0.001, min(pause, self._config.patience) * random.uniform(1.0, 1.1))
-
-    async def _misbehave(self, connection: Connection, request: str, telling: Telling, fate: Fate) -> None:
-        if fate.deed == "cancel":
-            telling.told.cancelled = True
-            await connection.send(Cancel(request))
-        elif fate.deed == "drop":
-            connection.cut()
-        else:
-            telling.told.stalled = True
-            connection.stop_reading()
-            await asyncio.sleep(STALL_S)
-            connection.read_again()
-            telling.pause()
 
     async def _connected(self) -> Connection:
         connection = self._connection

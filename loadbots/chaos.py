@@ -1,7 +1,8 @@
 """What players do wrong on purpose: drop the socket, cancel, stop reading, reconnect all at once.
 
-Each story's fate is rolled from (--seed, player, story), so that two runs misbehave alike. `drop`, `cancel` and
-`stall` are shares of the stories; `storm` is how often, spread over the run, every socket is cut in the same moment.
+Each story's fate follows from (--seed, player, story), so that two runs misbehave alike. `drop`, `cancel` and `stall`
+are shares of the stories, kept closely even by small crowds: lots are spread evenly, not rolled. `storm` is how
+often, spread over the run, every socket is cut in the same moment.
 A story that ends before its misfortune is due simply ends.
 """
 
@@ -15,8 +16,11 @@ from loadbots.asks import dice
 
 STALL_S = 12.0
 """How long a stalled player takes nothing: longer than the 10 s that a gateway waits for a slow client."""
-LATEST_FRAME = 5
+LATEST_FRAME = 3
 """A misfortune strikes after so many text frames at the latest; 0 is before the first."""
+
+SPREAD = (0.7548776662466927, 0.5698402909980532)
+"""Steps of an additive recurrence that fills a plane evenly: any block of players and stories gets its share."""
 
 Deed = Literal["drop", "cancel", "stall"]
 
@@ -39,7 +43,8 @@ class Chaos(msgspec.Struct, frozen=True):
         if number < 0 or not (self.drop or self.cancel or self.stall):
             return Fate()
         rolled = dice(seed, player, number, "chaos")
-        lot, frames = rolled.random(), rolled.randint(0, LATEST_FRAME)
+        lot = (dice(seed, "chaos").random() + player * SPREAD[0] + number * SPREAD[1]) % 1
+        frames = rolled.randint(0, LATEST_FRAME)
         for deed, share in (("drop", self.drop), ("cancel", self.cancel), ("stall", self.stall)):
             if lot < share:
                 return Fate(deed, frames)  # type: ignore[arg-type]

@@ -57,6 +57,14 @@ class NonsenseError(Exception):
     """The gateway sent something that is no frame of the protocol."""
 
 
+class UnanswerableError(Exception):
+    """The gateway refused one request for good; the connection lives on."""
+
+    def __init__(self, code: str) -> None:
+        super().__init__(code)
+        self.code = code
+
+
 class LeavingError(Exception):
     """The moment has come at which a draining gateway asked this client to go elsewhere."""
 

@@ -14,13 +14,14 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
+from websockets.exceptions import ConnectionClosed
 
 from loadbots.arrivals import Arrivals
 from loadbots.asks import Wish, wish
-from loadbots.bot import Bot, UnanswerableError
+from loadbots.bot import Bot
 from loadbots.chaos import Fate
 from loadbots.config import Config
-from loadbots.connection import GoneError, NonsenseError, RefusedError
+from loadbots.connection import GoneError, NonsenseError, RefusedError, UnanswerableError
 from loadbots.replay import compare
 from loadbots.told import Amendment, Phase, Strain, Telling, Told, Word
 
@@ -73,6 +74,7 @@ class Squad:
         self._new_player = player
         self._players = {index: player(config, index) for index in indices}
         self._step = step  # between this squad's indices: the number of squads
+        self._door = asyncio.Semaphore(CONNECTING)
         self._kept: list[Telling] = []  # told stories, to be replayed
         self._asking = 0
         self._begun = 0
@@ -85,10 +87,9 @@ class Squad:
 
     async def gather(self) -> None:
         """Connect everyone, then tell the warm-up stories."""
-        door = asyncio.Semaphore(CONNECTING)
         async with asyncio.TaskGroup() as group:
             for index, player in self._players.items():
-                group.create_task(self._connect(index, player, door))
+                group.create_task(self._connect(player, index, 0))
         async with asyncio.TaskGroup() as group:
             for index, player in self._players.items():
                 group.create_task(self._warm_up(index, player))
@@ -135,13 +136,14 @@ class Squad:
             for player in self._players.values():
                 group.create_task(player.close())
 
-    async def _connect(self, index: int, player: Player, door: asyncio.Semaphore) -> None:
-        async with door:
+    async def _connect(self, player: Player, index: int, number: int) -> None:
+        """Make sure of a connection before an ask: its time is not the story's."""
+        async with self._door:
             try:
                 await player.connect()
             except (RefusedError, GoneError, NonsenseError) as failed:
                 player.left = True
-                told = Told(index, 0, "measured", time.monotonic())
+                told = Told(index, number, "measured", time.monotonic())
                 told.fail(failed.code if isinstance(failed, RefusedError) else "connection")
                 self._sink(told)
 
@@ -161,6 +163,10 @@ class Squad:
         ):
             if number and config.think:
                 await asyncio.sleep(config.think)
+            if number:
+                await self._connect(player, index, number)
+            if player.left:
+                break
             await self._tell(player, wish(config.seed, index, number), time.monotonic())
             number += 1
 
@@ -236,9 +242,9 @@ class Squad:
                 self._sink(compare(telling, *await player.hear_again(telling.story)))
             except UnanswerableError as refused:
                 fault = None if told.ending == "failed" else f"its replay was refused: {refused.code}"
-            except (TimeoutError, OSError, RefusedError, GoneError, NonsenseError) as failed:
-                fault = f"its replay failed: {failed or type(failed).__name__}"
-                player.left = isinstance(failed, RefusedError | GoneError)
+            except (TimeoutError, ConnectionClosed, RefusedError, GoneError, NonsenseError) as failed:
+                fault = f"its replay failed: {failed or 'no answer'}"
+                player.left = True
             if fault:
                 self._sink(Amendment(told.player, told.number, faults=[fault]))
 

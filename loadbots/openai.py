@@ -127,6 +127,8 @@ class OpenAIPlayer:
         self._session: aiohttp.ClientSession | None = None
 
     async def connect(self) -> None:
+        if self._session is not None:
+            return
         timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_S, sock_read=self._config.silence)
         self._session = aiohttp.ClientSession(
             headers=headers(self._config), timeout=timeout, connector=aiohttp.TCPConnector(limit=1)
@@ -142,8 +144,7 @@ class OpenAIPlayer:
     async def tell(self, wish: Wish, phase: Phase, intended: float, fate: Fate) -> Telling:
         telling = Telling(wish, Told(wish.player, wish.number, phase, intended), self._config.max_tokens)
         told = telling.told
-        if self._session is None:
-            await self.connect()
+        await self.connect()
         try:
             while told.ending is None and told.given_up is None:
                 await self._ask(telling, fate)

@@ -7,10 +7,32 @@ text in both.
 
 from __future__ import annotations
 
+import asyncio
 from itertools import accumulate
 
-from gateway.wire import Done, Text
+from gateway.wire import Done, Error, Listen, Text
+from loadbots.connection import Connection, UnanswerableError
 from loadbots.told import Amendment, Telling
+
+REPLAY_S = 15.0
+"""How long a replay of a finished story may take."""
+
+
+async def replay(connection: Connection, request: str, story: str) -> tuple[list[Text], Done]:
+    """A finished story from its beginning; frames of other requests are passed over."""
+    texts: list[Text] = []
+    async with asyncio.timeout(REPLAY_S):
+        await connection.send(Listen(request, story))
+        while True:
+            frame = await connection.receive()
+            if getattr(frame, "id", None) != request:
+                continue
+            if isinstance(frame, Text):
+                texts.append(frame)
+            elif isinstance(frame, Done):
+                return texts, frame
+            elif isinstance(frame, Error):
+                raise UnanswerableError(frame.code)
 
 
 def compare(telling: Telling, replayed: list[Text], done: Done) -> Amendment:

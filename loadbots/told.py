@@ -14,6 +14,7 @@ from typing import Literal
 
 import msgspec
 
+from gateway.wire import Done, Queued
 from loadbots.asks import Wish
 
 Phase = Literal["warmup", "measured", "check"]
@@ -104,6 +105,14 @@ class Telling:
     def text(self) -> str:
         return "".join(self.texts)
 
+    def queue(self, frame: Queued) -> None:
+        """The ask was accepted, or its place in the queue changed."""
+        if self.story is None:
+            self.story = frame.story
+            self.told.accepted += 1
+        elif self.story != frame.story:
+            self.told.faults.append("queued came with another story")
+
     def hear(self, cursor: str, text: str, now: float) -> None:
         """One text frame."""
         told = self.told
@@ -126,6 +135,18 @@ class Telling:
     def pause(self) -> None:
         """The socket was lost or not read: the pause until the next text is not a gap of the server's making."""
         self._last = None
+
+    def finish(self, frame: Done, now: float, *, exact: bool) -> None:
+        """The game protocol's ending."""
+        told, usage = self.told, frame.usage
+        if self.story is None:
+            told.accepted += 1
+            told.faults.append("done came before queued")
+        self.end(frame.finish_reason, usage.completion_tokens, usage.prompt_tokens, now, exact=exact)
+        if frame.finish_reason in ("expired", "failed"):
+            told.errors[frame.finish_reason] += 1
+        if frame.seed != self.wish.seed:
+            told.faults.append("done tells another seed than was asked for")
 
     def end(self, ending: str, tokens: int, prompt_tokens: int, now: float, *, exact: bool) -> None:
         """The ending. `exact`: the ask forbade an end before `max_tokens`."""
