@@ -100,7 +100,8 @@ export class Campfire extends EventTarget {
     const id = `${wish ? "a" : "l"}${++this.#lastId}`;
     const begun = new Story(id, wish && { ...wish, id }, story, after, () => this.#stop(begun));
     this.#stories.set(id, begun);
-    if (this.status.state === "open") this.#attach(begun);
+    // A gateway that drains takes no more asks: the next connection will.
+    if (this.status.state === "open" && this.status.retryAt === undefined) this.#attach(begun);
     if (this.status.state === "refused") this.#finish(begun, this.#refusal(begun));
     return begun;
   }
