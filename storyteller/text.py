@@ -117,10 +117,11 @@ class StopStrings:
         if self.found or not self._stop:
             return "" if self.found else text
         self._held += text
-        places = [place for stop in self._stop if (place := self._held.find(stop)) >= 0]
-        if places:
+        # The one that is whole first counts, not the one that begins first: so the size of a push changes nothing.
+        found = [(place + len(stop), place) for stop in self._stop if (place := self._held.find(stop)) >= 0]
+        if found:
             self.found = True
-            piece, self._held = self._held[: min(places)], ""
+            piece, self._held = self._held[: min(found)[1]], ""
             return piece
         keep = max(_overlap(self._held, stop) for stop in self._stop)
         cut = len(self._held) - keep
