@@ -16,7 +16,8 @@ import msgspec
 import uvloop
 
 from loadbots.campaign import Campaign, Row, fine
-from loadbots.config import Config, WrongSettingError, read_config
+from loadbots.config import Config, read_config
+from loadbots.flags import WrongSettingError
 from loadbots.metrics import Board, serve
 from loadbots.players import NoAnswerError, knock
 from loadbots.reconcile import NoMetricsError

@@ -26,7 +26,7 @@ def schedule(
     """All asks of a crowd, in the order of their moments."""
     moments = []
     rolled = dice(seed, kind, rate, duration)
-    work = _gap(kind, burstiness, rolled)
+    work = 0.0 if kind == "constant" else _gap(kind, burstiness, rolled)
     while (moment := _moment(work, rate, rate if ramp_to is None else ramp_to, duration)) < duration:
         moments.append(moment)
         work += _gap(kind, burstiness, rolled)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -100,12 +101,13 @@ def _from_variable(parser: Parser, name: str, action: argparse.Action, text: str
     flag = action.option_strings[-1]
     if isinstance(action, argparse.BooleanOptionalAction) or action.nargs == 0:
         if text not in ("0", "1"):
-            raise WrongSettingError(f"{variable(name)}={text!r}: expected 1 or 0")
+            raise WrongSettingError(f"{variable(name)}={text}: expected 1 or 0")
         return text == "1"
     try:
         value = vars(parser.parse_args([flag, *text.split()] if action.nargs else [f"{flag}={text}"]))[name]
     except WrongSettingError as wrong:
-        raise WrongSettingError(f"{variable(name)}={text!r}: {wrong}") from None
+        said = str(wrong).removeprefix(f"argument {flag}: ")
+        raise WrongSettingError(f"{variable(name)}={text}: {said}") from None
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -119,5 +121,6 @@ def _check(config: Config) -> None:
         raise WrongSettingError("--rate and --ramp-to need an open loop: --arrival poisson, gamma, constant or spike")
     if config.openai and (config.chaos.drop or config.chaos.storm):
         raise WrongSettingError("--chaos drop and storm need the game protocol: an OpenAI stream cannot be resumed")
-    if config.report is None and config.compare and config.out:
-        raise WrongSettingError("--compare reads results and writes --report; it has no --out")
+    for flag, path in (("--out", config.out), ("--report", config.report)):
+        if path and not os.access(Path(path).parent, os.W_OK):
+            raise WrongSettingError(f"{flag} {path}: expected a file in a folder that can be written to")

@@ -11,7 +11,7 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from websockets.asyncio.server import ServerConnection, serve
+from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
 from gateway.wire import (
@@ -59,6 +59,7 @@ class Peer:
         self.players: list[str] = []
         self.stories: dict[str, Story] = {}
         self.url = ""
+        self.server: Server | None = None
         self.left_to_refuse = 3  # "busy" only
         self.cut = 0  # sockets cut by "cut"
 
@@ -160,6 +161,10 @@ class Peer:
             await socket.send('{"type":"text","id":7}')
         elif fault == "not utf-8":
             await socket.send(b"\xff\xfe", text=True)
+        elif fault == "mortal":
+            assert self.server is not None
+            self.server.close(close_connections=False)
+            socket.transport.abort()
         elif fault in ("cut", "drain") and not self.cut:
             self.cut += 1
             if fault == "cut":
@@ -192,5 +197,6 @@ async def peer(fault: str = "", pieces: int = 8, pause: float = 0.002) -> AsyncI
     async with serve(here.serve, "127.0.0.1", 0, compression=None) as server:
         port = next(iter(server.sockets)).getsockname()[1]
         here.url = f"ws://127.0.0.1:{port}"
+        here.server = server
         yield here
         server.close(close_connections=True)
