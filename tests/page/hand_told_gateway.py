@@ -77,7 +77,7 @@ class Tale:
         return wire.Done(id, *(getattr(self.done, name) for name in self.done.__struct_fields__[1:]))
 
 
-class Peer:
+class Gateway:
     """What the test holds: asks and listens as they come, and switches for what goes wrong."""
 
     def __init__(self) -> None:
@@ -96,6 +96,15 @@ class Peer:
         """The next story that somebody asks for."""
         async with asyncio.timeout(10):
             return await self.asked.get()
+
+    async def hello(self) -> wire.Hello:
+        async with asyncio.timeout(10):
+            return await self.hellos.get()
+
+    async def listen(self) -> wire.Listen:
+        """The next attachment; it has heard all that was told before this returns."""
+        async with asyncio.timeout(10):
+            return await self.listened.get()
 
     async def drop(self, code: int = 1012) -> None:
         for socket in list(self.sockets):
@@ -137,11 +146,11 @@ class Peer:
                 await tale.queued(self.position, self.eta_ms)
                 await self.asked.put(tale)
             case wire.Listen(id=id, story=story):
-                await self.listened.put(frame)
                 if story in self.tales:
                     await self.tales[story].attach(socket, frame)
                 else:
                     await socket.send(wire.encode(wire.Error("not_found", f"story: got {story!r}", False, id)))
+                await self.listened.put(frame)
             case wire.Cancel(id=id):
                 await self._cancel(socket, id)
 
@@ -165,9 +174,9 @@ class Peer:
 
 
 @asynccontextmanager
-async def peer() -> AsyncIterator[Peer]:
-    """A peer that listens on free ports."""
-    self = Peer()
+async def hand_told_gateway() -> AsyncIterator[Gateway]:
+    """A gateway that listens on free ports."""
+    self = Gateway()
     app = web.Application()
     app.router.add_get("/", self.index)
     app.router.add_static("/page", str(PAGE))
