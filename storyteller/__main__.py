@@ -141,7 +141,7 @@ class Service:
     async def serve(self, model: Model, num_blocks: int, stack: contextlib.AsyncExitStack) -> None:
         config, loop = self.config, asyncio.get_running_loop()
         redis = await stack.enter_async_context(connect(config.redis_url, timeout_s=5))
-        blocking = await stack.enter_async_context(connect(config.redis_url, timeout_s=15))
+        blocking = await stack.enter_async_context(connect(config.redis_url, timeout_s=5))
         prompter = Prompter(model.tokenizer, read_voices())
         blocks = Blocks(num_blocks)
         desk = Desk(config, model, prompter, detokenizer_for(model.tokenizer), num_blocks)
@@ -179,15 +179,20 @@ class Service:
         log.info("drained in %.1f s, %d stories handed back", time.monotonic() - started, num_left)
 
     async def leave(self, teller: Teller, writing: asyncio.Task[None], telling: asyncio.Task[None]) -> int:
-        """The order matters: no more asks, then no more steps, then the last words, then the lease."""
-        num_left = 0
+        """The order matters: no more asks, then no more steps, then the last words, then the lease.
+
+        After an error nothing is handed back: it goes on elsewhere after the lease, and whatever was aboard is blamed,
+        so that an ask which is the cause ends as a dead letter instead of wandering for ever.
+        """
+        has_failed = writing.done() or telling.done()
+        num_left = 0 if has_failed else await teller.drain(DRAIN_S)
+        teller.engine.stop()
+        await asyncio.wait((writing,), timeout=5)
+        telling.cancel()
+        await asyncio.wait((telling,), timeout=5)
+        if has_failed:
+            return 0
         try:
-            if not telling.done():
-                num_left = await teller.drain(DRAIN_S)
-            teller.engine.stop()
-            await asyncio.wait((writing,), timeout=5)
-            telling.cancel()
-            await asyncio.wait((telling,), timeout=5)
             await asyncio.wait_for(teller.hand_back(), timeout=3)
         except (RedisError, OSError, TimeoutError) as error:
             log.warning("left without a word to Redis (%s); others go on after the lease", error or "it is too slow")

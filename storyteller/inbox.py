@@ -9,10 +9,12 @@ Errors of the connection are the caller's: every method may raise `redis.RedisEr
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
@@ -43,6 +45,7 @@ class Swept:
     dead: int
     expired: int
     cancelled: int
+    failed: int  # put back, and no storyteller left to go on
     waiting: int
     oldest_ms: int
 
@@ -80,12 +83,15 @@ class Inbox:
             elif name == Key.CANCELS:
                 cancels = [fields[b"story"].decode() for _, fields in entries]
             else:
-                questions = [wire.decode(wire.Question, fields[b"question"]) for _, fields in entries]
+                questions = _questions(entries)
         return asks, cancels, questions
 
-    async def take(self, count: int) -> tuple[list[Taken], int]:
-        """Up to `count` asks, in the order of their turns, and how many had expired instead."""
-        taken, expired = await self._take(args=[self.name, count, self._deadline_ms])
+    async def take(self, count: int, held: Sequence[str]) -> tuple[list[Taken], int]:
+        """Up to `count` asks, in the order of their turns, and how many had expired instead.
+
+        `held`: all stories in this storyteller's hands; what Redis counts among them besides comes first, again.
+        """
+        taken, expired = await self._take(args=[self.name, count, self._deadline_ms, *held])
         return [
             Taken(
                 story=story.decode(),
@@ -112,9 +118,9 @@ class Inbox:
         """Puts back what silent storytellers held, and ends what waited for too long."""
         return Swept(*await self._sweep(args=[self._deadline_ms]))
 
-    async def hand_back(self, held: Sequence[tuple[str, int]]) -> None:
-        """Gives stories back, first in the queue, and forgets this storyteller's name."""
-        await self._handback(args=[self.name, *(value for pair in held for value in pair)])
+    async def hand_back(self) -> None:
+        """Gives back all stories that it holds, first in the queue, and forgets this storyteller's name."""
+        await self._handback(args=[self.name])
 
     async def answer(self, question: str, num_tokens: int) -> None:
         """Tells the one who asked how many tokens a prompt has; -1: it cannot be given to this model."""
@@ -123,11 +129,12 @@ class Inbox:
             await pipe.execute()
 
     async def others_live(self) -> bool:
-        """Whether another storyteller made progress of late."""
+        """Whether another storyteller made progress of late and takes asks."""
         seconds, micros = await self._redis.time()
         since = seconds * 1000 + micros // 1000 - wire.PRESENCE_S * 1000
-        live = await self._redis.zrangebyscore(Key.LIVE, since, "+inf")
-        return any(name.decode() != self.name for name in live)
+        live = [name for name in await self._redis.zrangebyscore(Key.LIVE, since, "+inf") if name.decode() != self.name]
+        houses = await self._redis.hmget(Key.HOUSES, live) if live else []
+        return any(house and not wire.decode(wire.House, house).draining for house in houses)
 
     async def _last_entries(self) -> dict[str, Any]:
         """Where each stream ends now. Asks from before are found by the first `take`, marks of cancelled ones too."""
@@ -136,6 +143,15 @@ class Inbox:
             last = await self._redis.xrevrange(name, count=1)
             seen[name] = last[0][0] if last else b"0-0"
         return seen
+
+
+def _questions(entries: Sequence[tuple[bytes, Any]]) -> list[wire.Question]:
+    questions = []
+    for _, fields in entries:
+        # One that cannot be read is not answered; whoever asked goes on without.
+        with contextlib.suppress(msgspec.DecodeError, KeyError):
+            questions.append(wire.decode(wire.Question, fields[b"question"]))
+    return questions
 
 
 def _told(entries: Sequence[tuple[bytes, Any]]) -> list[wire.Told]:

@@ -68,6 +68,11 @@ class Tale:
             self._add(wire.Ending(ending, *usage, message=self.failure, unknown_words=self.unknown_words))
         return ending
 
+    def give_up(self, why: str) -> None:
+        """Ends the tale as failed with what was told so far, whatever state its text is in."""
+        self.is_closed, self.failure = True, why
+        self._add(wire.Ending("failed", len(self.story.prompt), self.num_tokens, message=why))
+
     def _add(self, content: wire.Told | wire.Ending) -> None:
         self._number += 1
         self.unsent.append(Telling(self.story.id, self.attempt, self._number, len(self.story.prompt), content))

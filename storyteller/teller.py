@@ -12,6 +12,7 @@ import contextlib
 import logging
 import random
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -49,6 +50,7 @@ class Teller:
         self._flushed_at = 0.0
         self._story_s = 0.0  # moving average of a story's time in the batch
         self._begun_at: dict[str, float] = {}
+        self._stopped_early: deque[str] = deque(maxlen=1000)  # stories to cancel that are not here, or not yet
         self.engine: Engine
 
     async def run(self) -> None:
@@ -64,36 +66,45 @@ class Teller:
         self.is_draining = True
         until = time.monotonic() + limit_s
         while self._tales and time.monotonic() < until:
-            if await self._inbox.others_live():
-                break
+            with contextlib.suppress(RedisError, OSError):
+                # Said first: of two that leave in the same moment, one at least sees that the other does too.
+                await self._beat()
+                if await self._inbox.others_live():
+                    break
             await asyncio.sleep(0.1)
         return len(self._tales)
 
     async def hand_back(self) -> None:
         """Sends what is written, then gives the rest back. To be called when the engine has stopped."""
         for tale in self._tales.values():
-            tale.cut(None)
+            self._cut(tale)
         await self._send()
-        await self._inbox.hand_back(self._held())
+        await self._inbox.hand_back()
 
     def report(self, report: Report) -> None:
         """What the engine's step brought; called on the event loop."""
         self._count(report)
         for story, token in report.told:
             tale = self._tales.get(story.id)
-            if tale is not None:
+            # Another attempt at the same story may be here by now; the words of this one are not for it.
+            if tale is not None and tale.story is story:
                 tale.push(token)
                 if tale.is_eager:
                     self._cut(tale)
         for story in report.ended:
             tale = self._tales.get(story.id)
-            if tale is not None:
+            if tale is not None and tale.story is story:
                 self._cut(tale, story.finish_reason)
         if report.ended:
             self._news.set()
 
     def _cut(self, tale: Tale, ending: wire.FinishReason | None = None) -> None:
-        ended = tale.cut(ending)
+        try:
+            ended = tale.cut(ending)
+        except Exception:  # whatever a tokenizer makes of these tokens: it is the end of this story, not of others
+            log.exception("the text of story %s cannot be told", tale.story.id)
+            tale.give_up("its text cannot be told")
+            ended = "failed"
         if ended:
             metrics.stories.labels(ended).inc()
             metrics.story_tokens.observe(tale.num_tokens)
@@ -125,6 +136,8 @@ class Teller:
         for story in cancels:
             if story in self._tales:
                 self.engine.end(self._tales[story].story, "cancelled")
+            else:
+                self._stopped_early.append(story)
         for question in questions:
             await self._inbox.answer(question.question, self._desk.measure(question))
 
@@ -133,7 +146,7 @@ class Teller:
             await asyncio.wait_for(self._news.wait(), timeout=1.0)
         self._news.clear()
         while not self.is_draining and (free := self.engine.num_free) > 0:
-            taken, expired = await self._inbox.take(free)
+            taken, expired = await self._inbox.take(free, list(self._tales))
             metrics.stories.labels("expired").inc(expired)
             for one in taken:
                 if not one.told:
@@ -150,13 +163,20 @@ class Teller:
             failure = ""
         except (msgspec.DecodeError, UntellableError) as error:
             tale, failure = self._desk.unreadable(taken), str(error)
+        except Exception:  # a tokenizer may raise anything; that too is this ask's ending, not the storyteller's
+            log.exception("the ask of story %s cannot be told", taken.story)
+            tale, failure = self._desk.unreadable(taken), "this ask cannot be told"
+        if taken.story in self._tales:  # an attempt that is over, though nobody has said so here yet
+            self._lose(self._tales[taken.story])
         self._tales[taken.story] = tale
         self._begun_at[taken.story] = time.monotonic()
         if failure:
             tale.failure = failure
             self._cut(tale, "failed")
-        elif taken.is_cancelled or tale.story.num_remaining <= 0:
-            self._cut(tale, "cancelled" if taken.is_cancelled else "length")
+        elif taken.is_cancelled or taken.story in self._stopped_early:
+            self._cut(tale, "cancelled")
+        elif tale.story.num_remaining <= 0:
+            self._cut(tale, "length")
         else:
             self.engine.begin(tale.story)
 
@@ -177,7 +197,7 @@ class Teller:
         answers = await self._outbox.tell(tellings)
         for telling, answer in zip(tellings, answers, strict=True):
             tale = self._tales.get(telling.story)
-            if tale is None:
+            if tale is None or tale.attempt != telling.attempt:
                 continue
             tale.unsent.remove(telling)
             if answer != "told":
@@ -197,11 +217,12 @@ class Teller:
         age = time.monotonic() - self.engine.progress_at
         if age > wire.LEASE_S:
             return  # the engine is stuck: let others have its stories
-        answers = await self._inbox.beat(self._house(), int(age * 1000), self._held())
+        held = self._held()
+        answers = await self._inbox.beat(self._house(), int(age * 1000), held)
         self.beat_at = time.monotonic()
-        for story, answer in answers.items():
-            tale = self._tales.get(story)
-            if tale is None or tale.is_closed:
+        for story, attempt in held:
+            tale, answer = self._tales.get(story), answers[story]
+            if tale is None or tale.attempt != attempt or tale.is_closed:
                 continue
             if answer == "lost":
                 self._lose(tale)
@@ -215,7 +236,7 @@ class Teller:
         metrics.redeliveries.inc(swept.put_back)
         metrics.dead_letters.inc(swept.dead)
         for reason, count in (
-            ("failed", swept.dead),
+            ("failed", swept.dead + swept.failed),
             ("expired", swept.expired),
             ("cancelled", swept.cancelled),
         ):

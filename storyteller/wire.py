@@ -57,6 +57,7 @@ class Key:
     WAITING = "waiting"  # sorted set: stories that nobody writes, by the time of their turn
     CANCELS = "cancels"  # stream that every storyteller reads: stories to stop
     QUESTIONS = "questions"  # stream that every storyteller reads: how many tokens has this prompt?
+    PULSE = "pulse"  # hash: when anybody last swept or beat, and since when without a long pause, in ms
     DEAD = "dead"  # stream for the operator: asks that killed their storyteller too often
     LIVE = "live"  # sorted set: storytellers by the time when they last made a step or were idle, in ms
     HOUSES = "houses"  # hash: storyteller -> House
@@ -249,7 +250,7 @@ def script(name: str) -> str:
     folder = files(__package__) / "scripts"
     names = [f"{key} = '{value}'" for key, value in vars(Key).items() if key.isupper()]
     constants = {"RETENTION_MS": RETENTION_S * 1000, "LEASE_MS": LEASE_S * 1000, "MAX_CRASHES": MAX_CRASHES}
-    constants["TURN_US"] = TURN_S * 1_000_000
+    constants |= {"TURN_US": TURN_S * 1_000_000, "PRESENCE_MS": PRESENCE_S * 1000}
     lines = [f"local {line}" for line in [*names, *(f"{key} = {value}" for key, value in constants.items())]]
     sources = [(folder / f"{part}.lua").read_text(encoding="utf-8") for part in ("prelude", name)]
     return "\n".join([*lines, *sources])

@@ -4,6 +4,7 @@
 local teller, house, age = ARGV[1], ARGV[2], tonumber(ARGV[3])
 ensure_group()
 local now, answers = ms(clock()), {}
+local settled = is_settled(now)
 redis.call('ZADD', LIVE, now - age, teller)
 redis.call('HSET', HOUSES, teller, house)
 for i = 4, #ARGV, 2 do
@@ -16,7 +17,7 @@ for i = 4, #ARGV, 2 do
         redis.call('XCLAIM', ASKS, GROUP, teller, 0, facts[1], 'JUSTID')
         if facts[3] then
             answer = 'cancelled'
-        elseif tonumber(facts[4]) < now then
+        elseif settled and tonumber(facts[4]) < now then
             answer = 'unheard'
         end
     end

@@ -26,8 +26,30 @@ end
 -- Takes a story out of the hands of whoever writes it, to the place in the queue that it had.
 local function put_back(story, entry)
     next_attempt(story, 'waiting')
+    redis.call('HSET', STORY .. story, 'put_back', ms(clock()))
     redis.call('XACK', ASKS, GROUP, entry)
     redis.call('ZADD', WAITING, redis.call('HGET', STORY .. story, 'turn'), story)
+end
+
+-- The story of an entry in somebody's pending list; nil, and the entry is gone, where there is none any more.
+local function story_of(entry)
+    local found = redis.call('XRANGE', ASKS, entry, entry)[1]
+    if found and redis.call('HEXISTS', STORY .. found[2][2], 'entry') == 1 then
+        return found[2][2], found[2][4]
+    end
+    redis.call('XACK', ASKS, GROUP, entry)
+    redis.call('XDEL', ASKS, entry)
+end
+
+-- Whether silence means anything. Not for half a lease after nobody at all spoke for so long: then it was Redis that
+-- was away, and whoever is alive must first get the chance to say so.
+local function is_settled(now)
+    local last, since = unpack(redis.call('HMGET', PULSE, 'last', 'since'))
+    if not last or now - last > LEASE_MS / 2 then
+        since = now
+    end
+    redis.call('HSET', PULSE, 'last', now, 'since', since)
+    return now - since >= LEASE_MS / 2
 end
 
 -- The one ending of a story. `fields` are those that only its storyteller knows; the times come from here.
@@ -54,7 +76,7 @@ end
 -- Ends a story that nobody writes: with what its earlier attempts told.
 local function finish_unwritten(story, reason, message)
     local tokens = 0
-    for _, entry in ipairs(redis.call('XREVRANGE', TOLD .. story, '+', '-', 'COUNT', 8)) do
+    for _, entry in ipairs(redis.call('XREVRANGE', TOLD .. story, '+', '-', 'COUNT', 100)) do
         local field = entry[2]
         for i = 1, #field, 2 do
             if field[i] == 'count' then

@@ -1,6 +1,7 @@
 -- ARGV, for each telling: story, attempt, sequence number, reason of the ending or '', prompt tokens, n, n fields
--- Appends text and endings. A repeated telling changes nothing; one of an attempt that is over is refused.
--- Returns for each: 'told' | 'refused' (another attempt is open) | 'gone' (no such story any more)
+-- Appends text and endings. A repeated telling changes nothing; one of an attempt that is over is refused, and so is one
+-- that does not follow on the last (Redis came back without its last second): a story never has a hole.
+-- Returns for each: 'told' | 'refused' | 'gone' (no such story any more)
 local answers, i, now = {}, 1, ms(clock())
 while i <= #ARGV do
     local story, attempt, seq, reason, prompt, n = unpack(ARGV, i, i + 5)
@@ -14,7 +15,7 @@ while i <= #ARGV do
         answer = 'gone'
     else
         local top_attempt, top_seq = top[1]:match('(%d+)-(%d+)')
-        if tonumber(top_attempt) ~= tonumber(attempt) then
+        if tonumber(top_attempt) ~= tonumber(attempt) or tonumber(top_seq) + 1 < tonumber(seq) then
             answer = 'refused'
         elseif tonumber(top_seq) < tonumber(seq) then
             local id = attempt .. '-' .. seq
