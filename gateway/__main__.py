@@ -64,7 +64,7 @@ async def run(config: Config) -> int:
         loop.add_signal_handler(number, stopping.set)
     async with contextlib.AsyncExitStack() as stack:
         redis = await stack.enter_async_context(connect(config.redis_url, timeout_s=3))
-        blocking = await stack.enter_async_context(connect(config.redis_url, timeout_s=10))
+        blocking = await stack.enter_async_context(connect(config.redis_url, timeout_s=4))
         stories = Stories(
             redis,
             blocking,

@@ -24,6 +24,9 @@ class Campfire:
         self.position = -1  # asks before it in the queue; -1: it is being written
         self.last_id: bytes | str = "0-0"  # of the last entry read from its stream
         self.num_listeners = 0
+        self.was_heard = not is_ours  # the first listener came; an ended story waits for that
+        self.is_known = not is_ours  # Redis has it, unless its data is lost; false until the ask is accepted
+        self.ended_at = 0.0
         self.changed = asyncio.Event()  # replaced at every change: wait for the one at hand, then look again
         self._accepted_at = self._told_at = time.monotonic()
         self._eta_s = 0.0  # when it was promised to begin
@@ -36,6 +39,7 @@ class Campfire:
 
     def promise(self, position: int, eta_s: float) -> None:
         """What its player was told when the ask was accepted."""
+        self.is_known = True
         self._eta_s = eta_s
         if not self._has_begun:
             self.position = position
@@ -54,7 +58,7 @@ class Campfire:
     def end(self, ending: wire.Ending) -> None:
         if self.ending is not None:
             return
-        self.ending = ending
+        self.ending, self.ended_at = ending, time.monotonic()
         if self.is_ours:
             metrics.stories.labels(ending.finish_reason).inc()
             metrics.story_seconds.observe(time.monotonic() - self._accepted_at)

@@ -13,6 +13,7 @@ import contextlib
 import logging
 import random
 import secrets
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +33,8 @@ log = logging.getLogger("gateway")
 BLOCK_MS = 1000
 WATCH_S = 1.0
 ASK_TRIES = 3
+FORGET_S = 30
+"""How long an ended story waits here for its asker to listen."""
 ANSWER_S = 2
 """How long to wait for a storyteller to measure a prompt."""
 
@@ -98,6 +101,7 @@ class Stories:
         self._player_limit = player_limit
         self._lease_ms = int((grace_s + 2 * WATCH_S) * 1000)  # a story counts as heard for so long after each watch
         self._fires: dict[str, Campfire] = {}
+        self._unwanted: set[str] = set()  # stories to cancel, until Redis has heard of it
         self._woken: bytes | str = "0-0"
         self._ask, self._cancel, self._heard, self._sweep = (
             redis.register_script(wire.script(name)) for name in ("ask", "cancel", "heard", "sweep")
@@ -126,13 +130,11 @@ class Stories:
 
     async def cancel(self, story: str) -> None:
         """Ends a story as soon as can be; its listeners hear of it through its ending."""
-        for attempt in range(3):
-            with contextlib.suppress(RedisError, OSError):
-                await self._cancel(args=[story])
-                return
-            metrics.redis_errors.inc()
-            await asyncio.sleep(0.2 * 2**attempt)
-        log.warning("a cancel did not reach Redis; the story ends when nobody has listened for long enough")
+        self._unwanted.add(story)
+        try:
+            await self._cancel_unwanted()
+        except (RedisError, OSError):
+            metrics.redis_errors.inc()  # `_watch` says it again
 
     async def listen(self, story: str, offset: int = 0) -> AsyncGenerator[Event]:
         """The story behind its first `offset` characters: what was told, then what comes, then its ending.
@@ -141,13 +143,15 @@ class Stories:
             RefusedError: `not_found`, or `bad_request` for a place that the story has not reached.
         """
         fire = await self._join(story)
-        if offset > len(fire.text):
-            self._tidy(fire)
-            raise RefusedError("bad_request", f"after: expected a place up to {len(fire.text)}, got {offset}")
         fire.num_listeners += 1
+        fire.was_heard = True
         metrics.listeners.inc()
         position = fire.position
         try:
+            if offset > len(fire.text):
+                await self._catch_up(fire)  # another gateway may have read on before this one
+            if offset > len(fire.text):
+                raise RefusedError("bad_request", f"after: expected a place up to {len(fire.text)}, got {offset}")
             while True:
                 changed = fire.changed
                 if offset < len(fire.text):
@@ -177,8 +181,10 @@ class Stories:
         fire.num_listeners += 1  # held until the caller listens
         try:
             outcome, number = await self._put(story, ask, ahead_us)
-        except RefusedError:
+        except (RefusedError, asyncio.CancelledError):
+            # Nobody knows whether Redis has it; if it has, nobody waits for it.
             del self._fires[story]
+            self._unwanted.add(story)
             raise
         finally:
             fire.num_listeners -= 1
@@ -265,13 +271,34 @@ class Stories:
             fire.move(-1 if rank is None else rank)
             for entry_id, fields in entries:
                 fire.take_in(entry_id, wire.read_entry(fields))
-        with contextlib.suppress(RedisError, OSError):
-            await self._redis.xadd(Key.WAKE + self.name, {"story": story}, maxlen=16)
+        fire.num_listeners += 1  # or the reader that is woken would not look for it
+        try:
+            with contextlib.suppress(RedisError, OSError):
+                async with self._redis.pipeline(transaction=True) as pipe:
+                    wake = Key.WAKE + self.name
+                    await pipe.xadd(wake, {"story": story}, maxlen=16).expire(wake, 3600).execute()
+        finally:
+            fire.num_listeners -= 1
         return fire
+
+    async def _catch_up(self, fire: Campfire) -> None:
+        """Reads now what the reader has not brought yet."""
+        last = fire.last_id if isinstance(fire.last_id, str) else fire.last_id.decode()
+        try:
+            entries = await self._redis.xrange(Key.TOLD + fire.story, f"({last}")
+        except (RedisError, OSError):
+            raise RefusedError("busy", "the stories cannot be reached", 2.0) from None
+        for entry_id, fields in entries:
+            fire.take_in(entry_id, wire.read_entry(fields))
+
+    async def _cancel_unwanted(self) -> None:
+        for story in tuple(self._unwanted):
+            await self._cancel(args=[story])
+            self._unwanted.discard(story)
 
     def _tidy(self, fire: Campfire) -> None:
         """Forgets a story that nobody here needs; Redis has it still."""
-        if fire.num_listeners == 0 and not fire.is_needed and self._fires.get(fire.story) is fire:
+        if fire.num_listeners == 0 and not fire.is_needed and fire.was_heard and self._fires.get(fire.story) is fire:
             del self._fires[fire.story]
 
     async def _repeat(self, step: Callable[[], Awaitable[None]]) -> None:
@@ -320,8 +347,18 @@ class Stories:
         self.is_redis_there = True
         if self.houses.unready:  # storytellers do this while one lives
             await self._sweep(args=[int(self.houses.deadline_s * 1000)])
-        heard = [fire for fire in self._fires.values() if fire.is_needed and fire.num_listeners]
-        alone = [fire for fire in self._fires.values() if fire.is_needed and not fire.num_listeners]
+        await self._cancel_unwanted()
+        await self._tend()
+        await asyncio.sleep(WATCH_S)
+
+    async def _tend(self) -> None:
+        """Keeps the stories alive that somebody here listens to, and forgets those that nobody will."""
+        for fire in tuple(self._fires.values()):
+            fire.was_heard |= fire.ending is not None and time.monotonic() - fire.ended_at > FORGET_S
+            self._tidy(fire)
+        needed = [fire for fire in self._fires.values() if fire.is_needed and fire.is_known]
+        heard = [fire for fire in needed if fire.num_listeners]
+        alone = [fire for fire in needed if not fire.num_listeners]
         for fires, lease_ms in ((heard, self._lease_ms), (alone, 0)):
             if fires:
                 places = await self._heard(args=[lease_ms, *(fire.story for fire in fires)])
@@ -331,7 +368,6 @@ class Stories:
                         self._tidy(fire)
                     else:
                         fire.move(place)
-        await asyncio.sleep(WATCH_S)
 
 
 def _most_tokens(prompt: wire.Prompt) -> int:
