@@ -60,8 +60,14 @@ class Peer:
         self.stories: dict[str, Story] = {}
         self.url = ""
         self.server: Server | None = None
+        self._next_ask = asyncio.Event()
         self.left_to_refuse = 3  # "busy" only
         self.cut = 0  # sockets cut by "cut"
+
+    async def asked(self) -> None:
+        """Until the next ask comes."""
+        self._next_ask.clear()
+        await self._next_ask.wait()
 
     async def serve(self, socket: ServerConnection) -> None:
         hello = decode_client(await socket.recv())
@@ -87,6 +93,7 @@ class Peer:
     ) -> None:
         if isinstance(frame, Ask):
             self.asks.append(frame)
+            self._next_ask.set()
             group.create_task(self.ask(socket, frame, running, group))
         elif isinstance(frame, Listen):
             self.listens.append(frame)

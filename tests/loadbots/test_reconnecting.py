@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from loadbots import deeds
 from loadbots.campaign import fine
 from loadbots.chaos import parse_chaos
 from tests.loadbots.crowds import play, row
@@ -60,6 +63,23 @@ async def test_a_gateway_that_never_comes_back_costs_its_players_and_no_more_tha
     assert found["errors"] == {"connection": 3}
     assert found["broken_stories"] == 3
     assert found["seconds"] < 5
+
+
+async def test_a_player_that_reads_nothing_for_a_while_hears_the_story_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deeds, "STALL_S", 0.3)
+    async with peer(pieces=30) as here:
+        found = await row(here.url, "--players", "2", "--stories", "1", "--chaos", "stall=1")
+    assert (found["stories"], found["broken_stories"]) == (2, 0)
+    assert found["seconds"] > 0.3
+    assert found["story_s"]["p50"] is None  # its length is the player's doing
+    assert found["text_gap_ms"]["p99"] < 250
+
+
+async def test_a_player_that_was_cut_off_for_reading_nothing_resumes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deeds, "STALL_S", 0.3)
+    async with peer("cut", pieces=30) as here:
+        found = await row(here.url, "--players", "1", "--stories", "1", "--chaos", "stall=1")
+    assert (found["stories"], found["resumed"], found["broken_stories"]) == (1, 1, 0)
 
 
 def test_small_crowds_get_their_share_of_chaos() -> None:
