@@ -15,7 +15,6 @@ import logging
 import secrets
 import time
 from http import HTTPStatus
-from urllib.parse import urlsplit
 
 import jwt
 import msgspec
@@ -25,8 +24,10 @@ from websockets.http11 import Request, Response
 
 from gateway import metrics, wire
 from gateway.config import Config
-from gateway.stories import Accepted, Piece, Place, RefusedError, Stories, Wish
+from gateway.stories import Accepted, Piece, Place, RefusedError, Stories
+from gateway.strangers import Handshakes, Origins, bound_silence
 from gateway.wire import Close
+from gateway.wishes import Wish, settings_of
 from storyteller import wire as story_wire
 
 log = logging.getLogger("gateway")
@@ -36,6 +37,8 @@ SEND_S = 10
 CLOSE_S = 2
 """How long a closing handshake may take."""
 HEARTBEAT_S = 20
+MAX_LISTENINGS = 64
+"""Listenings that one connection may have at once, asks not counted."""
 RECONNECT_MS = (500, 3000)
 
 
@@ -48,6 +51,8 @@ class Game:
         self._players: set[Player] = set()
         self._server: Server | None = None
         self._hearts: asyncio.Task[None] | None = None
+        self._origins = Origins(config)
+        self._handshakes = Handshakes()
         self.is_draining = False
 
     async def start(self) -> None:
@@ -88,28 +93,21 @@ class Game:
             self._hearts.cancel()
 
     def _admit(self, connection: ServerConnection, request: Request) -> Response | None:
-        """Checks the Origin header; browsers always send it, games need not."""
+        """Who may shake hands at all."""
         if self.is_draining:
             return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, "draining\n")
-        origin = request.headers.get("Origin")
-        if origin is None:
-            return None
-        allowed = self._config.allowed_origins
-        if origin in allowed if allowed else self._is_own(origin, request.headers.get("Host", "")):
-            return None
-        return connection.respond(HTTPStatus.FORBIDDEN, f"origin not allowed: {origin}\n")
-
-    def _is_own(self, origin: str, host: str) -> bool:
-        """Whether an origin is that of the page on this gateway's HTTP port."""
-        try:
-            parts, here = urlsplit(origin), urlsplit(f"//{host}")
-            port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
-            return parts.hostname is not None and parts.hostname == here.hostname and port == self._config.http_port
-        except ValueError:
-            return False
+        address = connection.remote_address
+        if not self._handshakes.allow(str(address[0]) if address else ""):
+            return connection.respond(HTTPStatus.TOO_MANY_REQUESTS, "too many handshakes from this address\n")
+        # A header may come twice; then it is none that is allowed.
+        origin, host = (", ".join(request.headers.get_all(name)) for name in ("Origin", "Host"))
+        if not self._origins.allow(origin or None, host):
+            return connection.respond(HTTPStatus.FORBIDDEN, "origin not allowed\n")
+        return None
 
     async def _handle(self, socket: ServerConnection) -> None:
         metrics.connections.inc()
+        bound_silence(socket.transport)
         player = Player(socket, self._config, self._stories, self)
         self._players.add(player)
         try:
@@ -118,7 +116,7 @@ class Game:
             self._players.discard(player)
             metrics.connections.dec()
             code = str(socket.close_code or 1006)
-            metrics.closes.labels(player.cut_code or (code if code in metrics.CLOSE_CODES else "other")).inc()
+            metrics.closes.labels(player.closed_with or (code if code in metrics.CLOSE_CODES else "other")).inc()
 
     async def _beat(self) -> None:
         """Pings every connection once in `HEARTBEAT_S`, spread over time; closes those that answered no ping since."""
@@ -136,7 +134,7 @@ class Player:
 
     def __init__(self, socket: ServerConnection, config: Config, stories: Stories, game: Game) -> None:
         self.name: str | None = None
-        self.cut_code = ""  # the close code of a connection that was cut without a closing handshake
+        self.closed_with = ""  # the code by which this side ended the connection, by a closing handshake or a cut
         self._socket = socket
         self._config = config
         self._stories = stories
@@ -173,21 +171,21 @@ class Player:
     async def send(self, frame: wire.ServerFrame) -> None:
         """Sends a frame, or cuts the connection where the client takes nothing for `SEND_S`."""
         try:
-            async with asyncio.timeout(SEND_S):
-                # One at a time, so that the deadline is that of the frame which does not get through.
-                async with self._sending:
-                    await self._socket.send(wire.encode(frame))
+            # One at a time, so that the deadline is that of the frame which does not get through.
+            async with self._sending, asyncio.timeout(SEND_S):
+                await self._socket.send(wire.encode(frame))
         except TimeoutError:
             metrics.slow_clients.inc()
             self._cut(Close.TOO_SLOW)
 
     async def close(self, code: Close, reason: str) -> None:
         """A closing handshake, for a while; then the connection is cut."""
+        self.closed_with = str(int(code))
         try:
             async with asyncio.timeout(CLOSE_S):
                 await self._socket.close(code, reason)
         except TimeoutError:
-            self._cut(code)
+            self._socket.transport.abort()
 
     async def beat(self) -> None:
         """One ping; no pong since the last one, or a ping that does not even get out, ends the connection."""
@@ -203,7 +201,7 @@ class Player:
 
     def _cut(self, code: Close) -> None:
         # A closing handshake would wait behind what the client does not take.
-        self.cut_code = str(int(code))
+        self.closed_with = str(int(code))
         self._socket.transport.abort()
 
     async def _guard(self, work: object) -> None:
@@ -237,11 +235,14 @@ class Player:
         return True
 
     def _identify(self, hello: wire.Hello) -> str:
+        """The player's name; `jwt.InvalidTokenError` where a token is wanted and there is no good one."""
         if not self._config.auth_key:
             return hello.player or f"guest-{secrets.token_hex(4)}"
         if hello.token is None:
             raise jwt.InvalidTokenError("expected a token, got none")
         claims = jwt.decode(hello.token, self._config.auth_key, algorithms=["HS256"], options={"require": ["sub"]})
+        if not claims["sub"]:
+            raise jwt.InvalidTokenError("expected a player in sub, got an empty text")
         return str(claims["sub"])
 
     def _limits(self) -> wire.Limits:
@@ -255,20 +256,22 @@ class Player:
 
     async def _take(self, raw: str | bytes) -> None:
         """One frame after hello; answers with an error frame whatever is wrong with it."""
-        frame_id = None
+        frame_id, is_ask = None, False
         try:
             if isinstance(raw, bytes):
                 raise RefusedError("bad_request", "expected a text frame, got a binary one")
             try:
                 frame = wire.decode_client(raw)
             except msgspec.DecodeError as error:
-                frame_id = _id_of(raw)
-                raise RefusedError("bad_request", str(error)) from None
+                frame_id, is_ask = _gist_of(raw)
+                raise RefusedError("bad_request", wire.explain(error, raw)) from None
             if isinstance(frame, wire.Hello):
                 raise RefusedError("bad_request", "expected ask, cancel or listen, got a second hello")
-            frame_id = frame.id
+            frame_id, is_ask = frame.id, isinstance(frame, wire.Ask)
             await self._do(frame)
         except RefusedError as error:
+            if is_ask:
+                metrics.asks.labels(error.code).inc()
             await self._refuse(error, frame_id)
 
     async def _refuse(self, error: RefusedError, frame_id: str | None) -> None:
@@ -284,6 +287,8 @@ class Player:
             raise RefusedError("bad_request", f"id: expected one that is not in use, got {frame.id!r}")
         if isinstance(frame, wire.Listen):
             offset = _offset_of(frame)
+            if len(self._listenings) >= MAX_LISTENINGS:
+                raise RefusedError("rate_limited", f"expected at most {MAX_LISTENINGS} listenings at once", 1.0)
             if frame.after is not None:
                 metrics.resumes.inc()
             task = self.spawn(self._tell_listener(frame.id, frame.story, offset))
@@ -343,19 +348,8 @@ class Player:
 def _wish(frame: wire.Ask, player: str | None) -> Wish:
     if (frame.words is None) == (frame.prompt is None):
         raise RefusedError("bad_request", "expected either words or prompt, got both or neither")
-    stop = (frame.stop,) if isinstance(frame.stop, str) else tuple(frame.stop or ())
-    settings = story_wire.Settings(
-        max_tokens=frame.max_tokens,
-        temperature=frame.temperature,
-        top_k=frame.top_k,
-        top_p=frame.top_p,
-        min_p=frame.min_p,
-        repetition_penalty=frame.repetition_penalty,
-        stop=stop,
-        ignore_end=frame.ignore_end,
-    )
     prompt = story_wire.Words(frame.words) if frame.words is not None else story_wire.Text(frame.prompt or "")
-    return Wish(prompt, settings, frame.voice, player, frame.seed, frame.priority)
+    return Wish(prompt, settings_of(frame), frame.voice, player, frame.seed, frame.priority)
 
 
 def _offset_of(frame: wire.Listen) -> int:
@@ -381,9 +375,10 @@ def _done(frame_id: str, story: str, offset: int, ending: story_wire.Ending) -> 
     )
 
 
-def _id_of(raw: str) -> str | None:
-    """The id of a frame that is wrong otherwise, so that its client knows which one it was."""
-    with contextlib.suppress(msgspec.DecodeError, AttributeError):
-        found = msgspec.json.decode(raw).get("id")
-        return found if isinstance(found, str) and len(found) <= 64 else None
-    return None
+def _gist_of(raw: str) -> tuple[str | None, bool]:
+    """Of a frame that is wrong otherwise: its id, so that its client knows which it was, and whether it is an ask."""
+    with contextlib.suppress(msgspec.DecodeError, AttributeError, RecursionError):
+        frame = msgspec.json.decode(raw)
+        found = frame.get("id")
+        return found if isinstance(found, str) and len(found) <= 64 else None, frame.get("type") == "ask"
+    return None, False

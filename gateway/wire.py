@@ -7,8 +7,9 @@ Unknown fields are ignored in both directions, so that either side may be newer.
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -170,10 +171,54 @@ def encode(frame: ClientFrame | ServerFrame) -> str:
 
 
 def decode_client(frame: str | bytes) -> ClientFrame:
-    """One frame from a client; `msgspec.DecodeError` says what was expected and what came."""
-    return _client_frames.decode(frame)
+    """One frame from a client; `msgspec.DecodeError` where it is none (`explain` says why, in words)."""
+    try:
+        return _client_frames.decode(frame)
+    except RecursionError:
+        raise msgspec.DecodeError("expected JSON of reasonable depth, got brackets within brackets") from None
 
 
 def decode_server(frame: str | bytes) -> ServerFrame:
     """One frame from a gateway; `msgspec.DecodeError` where it is none."""
     return _server_frames.decode(frame)
+
+
+_CHOICES = {
+    "type": "hello, ask, cancel or listen",
+    "priority": "high or normal",
+    "role": "system, developer, user or assistant",
+}
+
+
+def explain(error: msgspec.DecodeError, data: str | bytes) -> str:
+    """What was expected and what came, for the one who sent `data`.
+
+    msgspec leaves out what came where a bound is broken, and what was expected where a choice is none.
+    """
+    message, at_path, path = str(error).partition(" - at `$")
+    if not isinstance(error, msgspec.ValidationError):
+        return message if message.startswith("expected") else f"expected JSON, got something else: {message}"
+    name = path.rstrip("`").lstrip(".")
+    where = f"{name}: " if at_path and name else ""
+    if message.startswith("Invalid") and (choices := _CHOICES.get(name.rpartition(".")[2])):
+        message = f"expected {choices}"
+    elif message == "Number out of range":
+        message = "expected a number in range"
+    elif missing := re.fullmatch(r"Object missing required field `(.*)`", message):
+        message = f"expected the field {missing[1]}, got none"
+    message = message[0].lower() + message[1:].replace("`", "")
+    if "got" not in message:
+        message += f", got {_shown(data, name)}"
+    return where + message
+
+
+def _shown(data: str | bytes, path: str) -> str:
+    """The value at a path of some JSON, cut to a readable length."""
+    try:
+        value: Any = msgspec.json.decode(data)
+        for key, index in re.findall(r"([^.\[\]]+)|\[(\d+)\]", path):
+            value = value[int(index)] if index else value[key]
+        text = msgspec.json.encode(value).decode()
+    except (msgspec.MsgspecError, RecursionError, LookupError, TypeError, ValueError):
+        return "something else"
+    return text if len(text) <= 60 else f"{text[:60]}…"
