@@ -1,7 +1,13 @@
-/** The page: a wish, a place in the queue, a story. The protocol is `client.js`'s, the text's pace `reveal.js`'s. */
+/**
+ * The page: a connection, a wish, a place in the queue, a story.
+ *
+ * The protocol is `client.js`'s, the form `wish.js`'s, the pace of the text `reveal.js`'s, what is said `words.js`'s.
+ */
 
 import { Campfire } from "./client.js";
+import { browser, kept, tab } from "./kept.js";
 import { ReadAloud, Reveal } from "./reveal.js";
+import * as wishes from "./wish.js";
 import * as say from "./words.js";
 
 const $ = (id) => document.getElementById(id);
@@ -9,18 +15,6 @@ const form = $("wish");
 const pageTitle = document.title;
 const port = Number(document.querySelector('meta[name="game-port"]').content) || 8765;
 const url = `${location.protocol === "https:" ? "wss" : "ws"}://${location.hostname}:${port}`;
-
-/** What this browser keeps: the player's name, the token of an invitation, and the wishes of stories told in this tab. */
-const kept = {
-  get(store, key) {
-    try { return JSON.parse(store().getItem(key)) ?? undefined; } catch { return undefined; }
-  },
-  set(store, key, value) {
-    try { store().setItem(key, JSON.stringify(value)); } catch { /* a browser that keeps nothing still tells stories */ }
-  },
-};
-const tab = () => sessionStorage;
-const browser = () => localStorage;
 
 let stage = null; // the story in view: {story, wish, teller, opening, seed, reveal}
 let ticking; // the clock behind every "in about 4 s"
@@ -41,7 +35,7 @@ campfire.addEventListener("state", ({ detail }) => {
   const { state, code, reason } = detail;
   if (state === "open") {
     if (!invitation) kept.set(browser, "player", campfire.player);
-    furnish(campfire.limits);
+    wishes.furnish(campfire.limits);
   }
   const trouble = state === "waiting" || state === "refused" || (state === "connecting" && !$("line").hidden);
   $("line").hidden = !trouble;
@@ -52,93 +46,11 @@ campfire.addEventListener("state", ({ detail }) => {
 });
 $("now").addEventListener("click", () => campfire.retry());
 
-/** Voices and limits as this gateway has them. */
-function furnish({ voices = {}, max_tokens = 0 }) {
-  const names = Object.keys(voices);
-  $("voices").hidden = names.length < 2;
-  if (names.join() !== [...form.elements.voice?.length ? form.elements.voice : []].map((input) => input.value).join()) {
-    const chosen = kept.get(browser, "voice");
-    $("voice-list").replaceChildren(...names.map((name) => card(name, voices[name], name === chosen)));
-    if (!names.includes(chosen) && names.length) $("voice-list").querySelector("input").checked = true;
-  }
-  $("length-row").hidden = max_tokens <= 20;
-  if (max_tokens > 20 && Number($("length").max) !== max_tokens) {
-    Object.assign($("length"), { max: max_tokens, value: max_tokens });
-  }
-  tellLength();
-}
-
-function card(name, voice, checked) {
-  const label = document.createElement("label");
-  label.className = "card";
-  const input = Object.assign(document.createElement("input"), { type: "radio", name: "voice", value: name, checked });
-  const title = Object.assign(document.createElement("b"), { textContent: voice.name });
-  const manner = Object.assign(document.createElement("span"), { textContent: voice.manner });
-  label.append(input, title, manner);
-  return label;
-}
-
-// ---- the wish
-
-const words = [...form.querySelectorAll('[name="word"]')];
-const tellLength = () => ($("length-told").textContent = `up to ${$("length").value} tokens`);
-
-function suggest() {
-  const picked = say.threeWords();
-  words.forEach((input, i) => (input.placeholder = picked[i]));
-}
-
-form.addEventListener("input", () => {
-  const free = form.elements.kind.value === "text";
-  $("by-words").hidden = free;
-  $("by-text").hidden = !free;
-  $("wish-error").hidden = true;
-  tellLength();
-});
-
-$("dice").addEventListener("click", () => {
-  suggest();
-  for (const input of words) input.value = input.placeholder;
-});
-
-for (const [i, input] of words.entries()) {
-  input.addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" || event.isComposing || !words[i + 1] || words[i + 1].value) return;
-    event.preventDefault();
-    words[i + 1].focus();
-  });
-}
-
 form.addEventListener("submit", (event) => {
   event.preventDefault();
-  const wish = readWish();
+  const wish = wishes.read();
   if (wish) tell(campfire.ask(wish), { wish });
 });
-
-/** The `ask` that the form describes, or nothing and a word about what is missing. */
-function readWish() {
-  const wish = {};
-  if (form.elements.kind.value === "text") {
-    wish.prompt = $("free").value.trim();
-    if (!wish.prompt) return complain("Write what the story should be about.", $("free"));
-  } else {
-    if (words.every((input) => !input.value.trim())) words.forEach((input) => (input.value = input.placeholder));
-    wish.words = words.map((input) => input.value.trim()).filter(Boolean);
-  }
-  if (form.elements.voice?.value) kept.set(browser, "voice", (wish.voice = form.elements.voice.value));
-  if (!$("length-row").hidden && $("length").value !== $("length").max) wish.max_tokens = Number($("length").value);
-  const seed = $("seed").value.trim();
-  if (seed && !$("seed").checkValidity()) return complain("A seed is a number of up to 15 digits.", $("seed"));
-  if (seed) wish.seed = Number(seed);
-  return wish;
-}
-
-function complain(message, field) {
-  field.closest("details")?.setAttribute("open", "");
-  $("wish-error").textContent = message;
-  $("wish-error").hidden = false;
-  field.focus();
-}
 
 // ---- the telling
 
@@ -289,9 +201,9 @@ function welcome() {
   document.body.dataset.view = "wish";
   document.body.dataset.fire = "embers";
   document.title = pageTitle;
-  suggest();
+  wishes.suggest();
   scrollTo({ top: 0, behavior: "instant" });
-  (form.elements.kind.value === "text" ? $("free") : words[0]).focus({ preventScroll: true });
+  wishes.focus();
 }
 
 function attend(story) {
@@ -305,7 +217,7 @@ function route() {
 }
 addEventListener("popstate", route);
 
-suggest();
+wishes.suggest();
 route();
 fetch("/health")
   .then((answer) => answer.json())
