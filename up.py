@@ -34,7 +34,7 @@ DRAIN_S = 35
 TRIES = 3
 """A service that ends so often in its first seconds is not started again."""
 
-console = Console(stderr=True, highlight=False)
+console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 @dataclass
@@ -125,7 +125,7 @@ def taken_port(gateway: Gateway, storyteller: Storyteller, own_redis: bool) -> s
             socket.create_server((host, port)).close()
         except OSError as error:
             hint = "to use the server there" if variable == "REDIS_URL" else "to another port"
-            return f"port {port} is taken ({error.strerror}): set {variable} {hint}"
+            return f"port {port} is taken ({os.strerror(error.errno or 0)}): set {variable} {hint}"
     return ""
 
 
