@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable
@@ -36,6 +37,7 @@ def main(arguments: list[str]) -> int:
     except (WrongSettingError, UnreadableError) as wrong:
         complain(wrong)
         return WRONG
+    allow_sockets()
     try:
         campaign = uvloop.run(run(config))
     except (NoAnswerError, NoMetricsError, WorkerLostError) as failed:
@@ -63,6 +65,12 @@ async def run(config: Config) -> Campaign:
         return campaign
     finally:
         stop_serving()
+
+
+def allow_sockets() -> None:
+    """As many open sockets as the system lets this process, and its children, have."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def open_metrics(config: Config, board: Board) -> Callable[[], None]:

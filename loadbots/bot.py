@@ -71,13 +71,13 @@ class Bot:
             async with asyncio.timeout(seconds):
                 while self._connection:
                     self._late(await self._connection.receive(), telling)
-        except (TimeoutError, ConnectionClosed, NonsenseError):
+        except (TimeoutError, ConnectionClosed, LeavingError, NonsenseError):
             pass
 
     async def hear_again(self, story: str) -> tuple[list[Text], Done]:
         """A finished story from its beginning; `UnanswerableError` where the gateway refuses."""
         for _ in range(2):
-            with suppress(ConnectionClosed):
+            with suppress(ConnectionClosed, LeavingError):
                 return await replay(await self._connected(), self._next_id(), story)
         return await replay(await self._connected(), self._next_id(), story)
 
@@ -166,7 +166,7 @@ class Bot:
                 if due and telling.story is not None and told.frames >= fate.after_frames:
                     due = False
                     await misbehave(connection, request, telling, fate)
-                frame = await self._receive(connection)
+                frame = await connection.receive()
                 now = time.monotonic()
                 if now - armed > 1.0:
                     armed = loop.time()
@@ -182,15 +182,6 @@ class Bot:
                     self._other(frame, request, telling, now)
         self._finished.append((request, telling.wish))
         return 0.0
-
-    async def _receive(self, connection: Connection) -> ServerFrame:
-        if connection.leave_at is None:
-            return await connection.receive()
-        try:
-            async with asyncio.timeout(connection.leave_in):
-                return await connection.receive()
-        except TimeoutError:
-            raise LeavingError from None
 
     def _other(self, frame: ServerFrame, request: str, telling: Telling, now: float) -> None:
         """Frames that are neither text nor an error of the story at hand."""

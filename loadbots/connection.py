@@ -94,8 +94,12 @@ class Connection:
             raise GoneError(f"expected the gateway to take a frame within {SEND_S:g} s") from None
 
     async def receive(self) -> ServerFrame:
-        """The next frame; the caller sets the deadline. `ConnectionClosed` where the socket ended."""
-        data = await self._socket.recv(decode=False)
+        """The next frame; the caller sets the deadline. `ConnectionClosed` where the socket ended, `LeavingError` when
+        the moment to leave has come."""
+        if self.leave_at is None:
+            data = await self._socket.recv(decode=False)
+        else:
+            data = await self._receive_before_leaving()
         try:
             frame = decode_server(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as wrong:
@@ -104,6 +108,13 @@ class Connection:
             low, high = sorted(frame.in_ms)
             self.leave_at = time.monotonic() + random.uniform(low, high) / 1000
         return frame
+
+    async def _receive_before_leaving(self) -> bytes:
+        try:
+            async with asyncio.timeout(self.leave_in):
+                return await self._socket.recv(decode=False)
+        except TimeoutError:
+            raise LeavingError from None
 
     def cut(self) -> None:
         """Drop the socket without a word, as a crash or a lost network does."""

@@ -21,7 +21,7 @@ from loadbots.asks import Wish, wish
 from loadbots.bot import Bot
 from loadbots.chaos import Fate
 from loadbots.config import Config
-from loadbots.connection import GoneError, NonsenseError, RefusedError, UnanswerableError
+from loadbots.connection import GoneError, LeavingError, NonsenseError, RefusedError, UnanswerableError
 from loadbots.replay import compare
 from loadbots.told import Amendment, Phase, Strain, Telling, Told, Word
 
@@ -242,7 +242,7 @@ class Squad:
                 self._sink(compare(telling, *await player.hear_again(telling.story)))
             except UnanswerableError as refused:
                 fault = None if told.ending == "failed" else f"its replay was refused: {refused.code}"
-            except (TimeoutError, ConnectionClosed, RefusedError, GoneError, NonsenseError) as failed:
+            except (TimeoutError, ConnectionClosed, LeavingError, RefusedError, GoneError, NonsenseError) as failed:
                 fault = f"its replay failed: {failed or 'no answer'}"
                 player.left = True
             if fault:
