@@ -44,7 +44,7 @@ log = logging.getLogger("storyteller")
 
 STEP_TOKENS = 192
 """Tokens of one step: a full batch, and the rest for the prompts of newcomers."""
-DRAIN_S = 20
+DRAIN_S = 15
 """How long running stories may go on after SIGTERM where no other storyteller could take them."""
 
 
