@@ -223,8 +223,9 @@ def _turns(parts: Parts) -> tuple[Floats, Floats]:
     if parts.inverse_frequencies is None:
         return np.zeros(0, np.float32), np.zeros(0, np.float32)
     angles = np.outer(np.arange(parts.shape.window, dtype=np.float32), parts.inverse_frequencies)
-    scale = np.float32(parts.rotary_scale)
-    return (np.cos(angles) * scale).reshape(-1), (np.sin(angles) * scale).reshape(-1)
+    exact = angles.astype(np.float64)  # 32-bit curves differ in the last bit between processors
+    cos, sin = ((curve(exact) * parts.rotary_scale).astype(np.float32) for curve in (np.cos, np.sin))
+    return cos.reshape(-1), sin.reshape(-1)
 
 
 def _save(found: Checkpoint, home: Path) -> None:

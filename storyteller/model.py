@@ -23,7 +23,7 @@ from storyteller import checkpoint, kernels, lanes, sampling
 from storyteller.architectures import ModelError
 from storyteller.kernels import GROUP, Net, Room, Rows
 from storyteller.quantize import aligned
-from storyteller.sampling import Desk, Wishes
+from storyteller.sampling import Wishes
 from storyteller.story import BLOCK, Chunk, Sampling
 
 __all__ = ["Model", "ModelError"]
@@ -131,7 +131,7 @@ class _Worker:
         net = model._net
         self._room = _room(net, model.window, 64)
         self._logits: NDArray[Any] = np.zeros(0, np.float32)
-        self._desk = Desk(np.zeros(model.vocab_size, np.int64), np.full(model.vocab_size, -1, np.int64))
+        self._desk = sampling.make_desk(model.vocab_size, model._width)
         self._stamp = 0
 
     def run(self, chunks: Sequence[Chunk]) -> list[int | None]:

@@ -37,8 +37,25 @@ class Wishes(NamedTuple):
 class Desk(NamedTuple):
     """Scratch memory of one thread."""
 
-    order: NDArray[np.int64]  # [vocabulary]
-    stamps: NDArray[np.int64]  # [vocabulary]: the last row number that penalised a token
+    stamps: Ints  # [vocabulary]: the last row number that penalised a token
+    peaks: Floats  # [padded vocabulary / 16]
+    ids: Ints  # [vocabulary]
+    values: Floats  # [vocabulary + 16]: weights of `ids`
+    masses: NDArray[np.float64]  # [BINS]
+
+
+BINS = 0x3F80 + 1
+"""Upper halves of the floats in [0, 1]: 128 bins for each power of two."""
+FEW = 1024
+"""Up to so many candidates are gathered and sorted; above, the vocabulary is cut by a histogram."""
+
+
+def make_desk(vocabulary: int, width: int) -> Desk:
+    """`width` is the padded vocabulary."""
+    return Desk(
+        np.full(vocabulary, -1, np.int64), np.zeros(-(-width // 256) * 16, np.float32), np.zeros(vocabulary, np.int64),
+        np.zeros(vocabulary + 16, np.float32), np.zeros(BINS, np.float64),
+    )  # fmt: skip
 
 
 @compiled
@@ -80,125 +97,213 @@ def penalise(
 
 
 @compiled
-def greedy(logits: Floats, at: int, vocabulary: int) -> int:
-    best, most = 0, np.float32(-np.inf)
-    for i in range(vocabulary):
-        if logits[at + i] > most:
-            best, most = i, logits[at + i]
-    return best
+def greedy(logits: Floats, at: int, vocabulary: int, most: float, peaks: Floats) -> int:
+    """The lowest id whose logit is `most`; 0 where there is none."""
+    best = vocabulary
+    for i in range(-(-vocabulary // 256) * 16):
+        if peaks[i] == most:
+            first = i // 16 * 256 + i % 16
+            for j in range(first, min(first + 256, vocabulary), 16):
+                if logits[at + j] == most:
+                    best = min(best, j)
+                    break
+    return best if best < vocabulary else 0
 
 
 @compiled
-def before(weights: Floats, at: int, a: int, b: int) -> bool:
-    """Whether token a comes before token b: heavier, or as heavy with the lower id."""
-    x, y = weights[at + a], weights[at + b]
-    return x > y or (x == y and a < b)
-
-
-@compiled
-def sift(weights: Floats, at: int, order: Ints, root: int, size: int) -> None:
-    """Restores a heap whose root is the token that comes last."""
+def sift(values: Floats, ids: Ints, root: int, size: int) -> None:
+    """Restores a heap whose root comes last: the smallest value, of equal ones that with the highest id."""
     while True:
         child = 2 * root + 1
         if child >= size:
             return
-        if child + 1 < size and before(weights, at, order[child], order[child + 1]):
+        if child + 1 < size and comes_later(values, ids, child + 1, child):
             child += 1
-        if not before(weights, at, order[root], order[child]):
+        if not comes_later(values, ids, child, root):
             return
-        order[root], order[child] = order[child], order[root]
+        values[root], values[child] = values[child], values[root]
+        ids[root], ids[child] = ids[child], ids[root]
         root = child
 
 
 @compiled
-def sort(weights: Floats, at: int, order: Ints, size: int) -> None:
-    """Sorts order[:size], most likely first."""
+def comes_later(values: Floats, ids: Ints, a: int, b: int) -> Any:
+    return values[a] < values[b] or (values[a] == values[b] and ids[a] > ids[b])
+
+
+@compiled
+def sort(values: Floats, ids: Ints, size: int) -> None:
+    """Sorts both arrays, largest value first, equal values by id."""
     for root in range(size // 2 - 1, -1, -1):
-        sift(weights, at, order, root, size)
+        sift(values, ids, root, size)
     for last in range(size - 1, 0, -1):
-        order[0], order[last] = order[last], order[0]
-        sift(weights, at, order, 0, last)
+        values[0], values[last] = values[last], values[0]
+        ids[0], ids[last] = ids[last], ids[0]
+        sift(values, ids, 0, last)
 
 
 @compiled
-def lightest_of_top(weights: Floats, at: int, vocabulary: int, k: int, order: Ints) -> Any:
-    """The weight of the k-th most likely token."""
-    for i in range(k):
-        order[i] = i
-    for root in range(k // 2 - 1, -1, -1):
-        sift(weights, at, order, root, k)
-    for i in range(k, vocabulary):
-        if weights[at + i] > weights[at + order[0]]:
-            order[0] = i
-            sift(weights, at, order, 0, k)
-    return weights[at + order[0]]
+def gather_top(logits: Floats, at: int, width: int, k: int, desk: Desk) -> int:
+    """The k largest logits, and those as large as the k-th, sorted into desk.values and desk.ids; how many.
+
+    The k-th largest of the peaks is a floor: k logits at least reach it, and few others do.
+    """
+    values, ids, num_peaks = desk.values, desk.ids, -(-width // 256) * 16
+    floor: Any = np.float32(-np.inf)
+    if k <= num_peaks:
+        for i in range(k):
+            values[i], ids[i] = desk.peaks[i], i
+        for root in range(k // 2 - 1, -1, -1):
+            sift(values, ids, root, k)
+        for i in range(k, num_peaks):
+            if desk.peaks[i] > values[0]:
+                values[0], ids[0] = desk.peaks[i], i
+                sift(values, ids, 0, k)
+        floor = values[0]
+    size = 0
+    for i in range(num_peaks):
+        if desk.peaks[i] >= floor:
+            first = i // 16 * 256 + i % 16
+            for j in range(first, min(first + 256, width), 16):
+                if logits[at + j] >= floor and logits[at + j] > -np.inf:
+                    values[size], ids[size] = logits[at + j], j
+                    size += 1
+    sort(values, ids, size)
+    kept = min(k, size)
+    while kept < size and values[kept] == values[kept - 1]:
+        kept += 1
+    return kept
 
 
 @compiled
-def cut_top_p(weights: Floats, at: int, vocabulary: int, top_p: float, order: Ints) -> None:
-    """Sets everything behind the head that holds `top_p` of the mass to zero."""
-    size, mass = 0, 0.0
-    for i in range(vocabulary):
-        if weights[at + i] > 0:
-            order[size] = i
-            size += 1
-            mass += weights[at + i]
-    sort(weights, at, order, size)
+def draw_few(logits: Floats, at: int, width: int, k: int, wishes: Wishes, i: int, lot: float, desk: Desk) -> Any:
+    """Draws from the k most likely tokens."""
+    values = desk.values
+    size = gather_top(logits, at, width, k, desk)
+    whole = -(-size // 16) * 16
+    for j in range(size, whole):
+        values[j] = -np.inf
+    mass: Any = np.float64(tiles.exponentials(values, 0, whole, values[0], steepness(wishes.temperature[i])))
+    if wishes.top_p[i] < 1.0:
+        reached, kept = 0.0, 0
+        while kept < size and (kept == 0 or reached < wishes.top_p[i] * mass):
+            reached += values[kept]
+            kept += 1
+        size, mass = kept, reached
+    if wishes.min_p[i] > 0.0:
+        mass, kept = 0.0, 0
+        while kept < size and (kept == 0 or values[kept] >= wishes.min_p[i]):
+            mass += values[kept]
+            kept += 1
+        size = kept
     reached = 0.0
-    for i in range(size):
-        token = order[i]
-        if i > 0 and reached >= top_p * mass:
-            weights[at + token] = 0
-        else:
-            reached += weights[at + token]
+    for j in range(size):
+        reached += values[j]
+        if reached > lot * mass:
+            return desk.ids[j]
+    return desk.ids[size - 1]
 
 
 @compiled
-def pick(weights: Floats, at: int, vocabulary: int, lot: float) -> int:
-    """The token at share `lot` of the mass, in the order of ids."""
+def steepness(temperature: float) -> Any:
+    return np.float32(min(1.0 / temperature, 1e30))
+
+
+@compiled
+def cut(weights: Floats, at: int, vocabulary: int, count: float, share: float, desk: Desk) -> None:
+    """Keeps the heaviest weights, until `count` of them or `share` of their sum is reached; sets the others to zero.
+
+    A histogram finds the bin where that happens; only that bin is sorted. By count, equals of the last one stay too.
+    """
+    bits = weights.view(np.uint32)
+    by_count = count > 0
+    desk.masses[:] = 0.0
+    for i in range(at, at + vocabulary):
+        desk.masses[bits[i] >> np.uint32(16)] += 1.0 if by_count else weights[i]
+    target = count if by_count else share * desk.masses.sum()
+    reached, edge = 0.0, BINS - 1
+    while edge > 0 and reached + desk.masses[edge] < target:
+        reached += desk.masses[edge]
+        edge -= 1
+    size = 0
+    for i in range(vocabulary):
+        place = bits[at + i] >> np.uint32(16)
+        if place == edge:
+            desk.values[size], desk.ids[size] = weights[at + i], i
+            size += 1
+        elif place < edge:
+            weights[at + i] = 0.0
+    sort(desk.values, desk.ids, size)
+    for j in range(size):
+        tied = by_count and j > 0 and desk.values[j] == desk.values[j - 1]
+        if reached >= target and not tied and (reached > 0.0):
+            for rest in range(j, size):
+                weights[at + desk.ids[rest]] = 0.0
+            return
+        reached += 1.0 if by_count else desk.values[j]
+
+
+@compiled
+def draw_many(
+    logits: Floats, at: int, vocabulary: int, width: int, most: float, wishes: Wishes, i: int, lot: float, desk: Desk
+) -> int:
+    """Draws from the whole vocabulary, cut by top_k, top_p and min_p; the logits become weights."""
+    tiles.exponentials(logits, at, width, most, steepness(wishes.temperature[i]))
+    if 0 < wishes.top_k[i] < vocabulary:
+        cut(logits, at, vocabulary, np.float64(wishes.top_k[i]), 0.0, desk)
+    if wishes.top_p[i] < 1.0:
+        cut(logits, at, vocabulary, 0.0, wishes.top_p[i], desk)
+    least = np.float32(wishes.min_p[i])
+    if least > 0:
+        for j in range(at, at + vocabulary):
+            logits[j] = logits[j] if logits[j] >= least else np.float32(0.0)
+    return pick(logits, at, width, lot)
+
+
+@compiled
+def pick(weights: Floats, at: int, width: int, lot: float) -> int:
+    """The id at share `lot` of the sum of weights, in the order of ids."""
     mass = 0.0
-    for i in range(vocabulary):
-        mass += weights[at + i]
+    for start in range(0, width, 256):
+        mass += tiles.total(weights, at + start, min(256, width - start))
     target, reached, last = lot * mass, 0.0, 0
-    for i in range(vocabulary):
-        if weights[at + i] > 0:
-            reached += weights[at + i]
-            last = i
-            if reached > target:
-                return i
+    for start in range(0, width, 256):
+        size = min(256, width - start)
+        block = tiles.total(weights, at + start, size)
+        if reached + block > target:
+            for j in range(start, start + size):
+                if weights[at + j] > 0:
+                    reached += weights[at + j]
+                    last = j
+                    if reached > target:
+                        return j
+            return last  # the block's sum was rounded up
+        reached += block
+        if block > 0:
+            last = start
+    for j in range(last, min(last + 256, width)):
+        if weights[at + j] > 0:
+            last = j
     return last
 
 
 @compiled
-def draw(logits: Floats, at: int, vocabulary: int, width: int, wishes: Wishes, i: int, desk: Desk, stamp: int) -> int:
+def draw(logits: Floats, at: int, vocabulary: int, width: int, wishes: Wishes, i: int, desk: Desk, stamp: int) -> Any:
     """The next token of one row; its logits are used up. `width` is the padded vocabulary."""
     if wishes.penalty[i] != 1.0:
         begin, end = wishes.history_end[i - 1] if i > 0 else 0, wishes.history_end[i]
         penalise(logits, at, vocabulary, wishes.history, begin, end, wishes.penalty[i], desk.stamps, stamp)
-    if wishes.temperature[i] <= 0.0 or wishes.top_p[i] <= 0.0:
-        return greedy(logits, at, vocabulary)
     for j in range(vocabulary, width):
         logits[at + j] = -np.inf
-    most = tiles.largest(logits, at, width)
-    if not np.isfinite(most):
-        return greedy(logits, at, vocabulary)
+    tiles.peaks(logits, at, width, desk.peaks, 0)
+    most = tiles.largest(desk.peaks, 0, -(-width // 256) * 16)
     k = wishes.top_k[i]
-    floor: Any = np.float32(-np.inf)
-    if 0 < k < vocabulary:
-        floor = lightest_of_top(logits, at, vocabulary, k, desk.order)
-    for j in range(vocabulary):
-        if not logits[at + j] >= floor:
-            logits[at + j] = -np.inf
-    factor = np.float32(min(1.0 / wishes.temperature[i], 1e30))
-    tiles.exponentials(logits, at, width, most, factor)
-    if wishes.top_p[i] < 1.0:
-        cut_top_p(logits, at, vocabulary, wishes.top_p[i], desk.order)
-    least = np.float32(wishes.min_p[i])
-    if least > 0:
-        for j in range(vocabulary):
-            if logits[at + j] < least:
-                logits[at + j] = 0
-    return pick(logits, at, vocabulary, uniform(wishes.seed[i], wishes.position[i]))
+    if wishes.temperature[i] <= 0.0 or wishes.top_p[i] <= 0.0 or k == 1 or not np.isfinite(most):
+        return greedy(logits, at, vocabulary, most, desk.peaks)
+    lot = uniform(wishes.seed[i], wishes.position[i])
+    if 0 < k <= min(FEW, vocabulary - 1):
+        return draw_few(logits, at, width, k, wishes, i, lot, desk)
+    return draw_many(logits, at, vocabulary, width, most, wishes, i, lot, desk)
 
 
 @compiled

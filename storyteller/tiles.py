@@ -239,6 +239,22 @@ def largest(e: Emit, x: Pointer, size: Any) -> Any:
     return e.halve(e.builder.load(found), e.larger)
 
 
+@lanes()
+def peaks(e: Emit, x: Pointer, size: Any, out: Pointer) -> None:
+    """out[16 g + i] = the largest of x[256 g + 16 m + i] over m; the last group may be short."""
+    b, group = e.builder, e.index(16 * LANES)
+    with cgutils.for_range(b, b.udiv(b.add(size, e.index(16 * LANES - 1)), group)) as outer:
+        start = b.mul(outer.index, group)
+        left = b.udiv(b.sub(size, start), e.index(LANES))
+        count = b.select(b.icmp_signed("<", left, e.index(16)), left, e.index(16))
+        found = e.variable(e.const(float("-inf")))
+        b.store(e.const(float("-inf")), found)
+        with cgutils.for_range(b, count) as inner:
+            value = e.load(x, b.add(start, b.mul(inner.index, e.index(LANES))))
+            b.store(e.larger(value, b.load(found)), found)
+        e.store(b.load(found), out, b.mul(outer.index, e.index(LANES)))
+
+
 @lanes(types.float32)
 def largest_size(e: Emit, x: Pointer, size: Any) -> Any:
     """The largest absolute value of a row."""
@@ -275,11 +291,12 @@ def total_squares(e: Emit, x: Pointer, size: Any, mean: Any) -> Any:
 
 @lanes(types.float32)
 def exponentials(e: Emit, x: Pointer, size: Any, highest: Any, factor: Any) -> Any:
-    """x = exp((x - highest) * factor), in place; their sum."""
+    """x = exp((x - highest) * factor), in place, 0 for what is no number; their sum."""
     b, found, most, scale = e.builder, e.variable(e.const(0.0)), e.splat(highest), e.splat(factor)
 
     def step(i: Any) -> None:
-        value = e.exp(b.fmul(b.fsub(e.load(x, i), most), scale))
+        number = e.larger(e.load(x, i), e.const(float("-inf")))
+        value = e.exp(b.fmul(b.fsub(number, most), scale))
         e.store(value, x, i)
         b.store(b.fadd(b.load(found), value), found)
 

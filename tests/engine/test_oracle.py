@@ -1,4 +1,4 @@
-"""transformers' own greedy `generate` is the oracle: in float32 the engine writes the same stories, however they meet."""
+"""transformers' own greedy `generate` is the oracle: in float32 the same stories, however they meet."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def generated(folder: Path, prompts: list[list[int]], **settings: Any) -> list[l
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_stories_are_those_of_transformers(family: Family, checkpoints: dict[Family, Path], load: Loader) -> None:
+def test_greedy_stories_are_those_of_transformers(
+    family: Family, checkpoints: dict[Family, Path], load: Loader
+) -> None:
     prompts = prompts_of(checkpoints[family])
     expected = generated(checkpoints[family], prompts)
     model = load(family)
@@ -46,7 +48,9 @@ def test_greedy_stories_are_those_of_transformers(family: Family, checkpoints: d
     alone = [write(model, [Tale(prompt, Sampling(), NUM_TOKENS)])[0] for prompt in prompts]
     together = write(model, [Tale(prompt, Sampling(), NUM_TOKENS) for prompt in prompts])
     joining = write(model, [Tale(prompt, Sampling(), NUM_TOKENS, joins=9 * i) for i, prompt in enumerate(prompts)])
-    in_pieces = write(model, [Tale(prompt, Sampling(), NUM_TOKENS, piece=1 + 4 * i) for i, prompt in enumerate(prompts)])
+    in_pieces = write(
+        model, [Tale(prompt, Sampling(), NUM_TOKENS, piece=1 + 4 * i) for i, prompt in enumerate(prompts)]
+    )
 
     assert alone == expected
     assert together == expected
@@ -64,7 +68,9 @@ def test_repetition_penalty_is_that_of_transformers(checkpoints: dict[Family, Pa
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_int8_logits_follow_those_of_transformers(family: Family, checkpoints: dict[Family, Path], load: Loader) -> None:
+def test_int8_logits_follow_those_of_transformers(
+    family: Family, checkpoints: dict[Family, Path], load: Loader
+) -> None:
     """Greedy text of chaotic random weights differs with the last bit; the distribution stays near."""
     reference = transformers.AutoModelForCausalLM.from_pretrained(str(checkpoints[family]), dtype=torch.float32)
     prompt = prompts_of(checkpoints[family])[-1]

@@ -1,4 +1,4 @@
-"""The same prompt, settings and seed give the same story: alone, in a crowd, in pieces, resumed, on any number of threads."""
+"""The same prompt, settings and seed give the same story: alone, in a crowd, in pieces, resumed, on any threads."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def crowd_of(num_tales: int, vocabulary: int) -> list[Tale]:
 
 @pytest.mark.parametrize("quantize", MODES)
 @pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "llama_grouped"])
-def test_64_sampled_stories_are_the_same_alone_and_in_a_shuffled_crowd(family: str, quantize: str, load: Loader) -> None:
+def test_64_sampled_stories_are_the_same_alone_and_in_a_shuffled_crowd(
+    family: str, quantize: str, load: Loader
+) -> None:
     model = load(family, quantize)
     tales = crowd_of(64, model.vocab_size)
     alone = [write(model, [tale])[0] for tale in tales]
@@ -58,7 +60,8 @@ def test_a_story_resumed_on_a_fresh_model_goes_on_the_same(quantize: str, load: 
     second = load("llama_grouped", quantize)
     for k in (1, 6, 19):
         resumed = [
-            Tale(tale.prompt + told[:k], tale.sampling, tale.length - k) for tale, told in zip(tales, whole, strict=True)
+            Tale(tale.prompt + told[:k], tale.sampling, tale.length - k)
+            for tale, told in zip(tales, whole, strict=True)
         ]
         assert write(second, resumed) == [told[k:] for told in whole]
 

@@ -1,4 +1,4 @@
-"""Writes stories with a `Model` and nothing else: who joins when, in which order and in which pieces is up to the test."""
+"""Writes stories with a `Model` and nothing else: who joins when, in which order and pieces is up to the test."""
 
 from __future__ import annotations
 
