@@ -1,6 +1,6 @@
 """Draws the dashboard's main panels from what a Prometheus kept, without Grafana, for docs/.
 
-    python grafana/draw.py http://127.0.0.1:9090 START END docs/images/dashboard.png
+    python -m grafana.draw http://127.0.0.1:9090 START END docs/images/dashboard.png
 
 START and END are seconds since 1970. A panel that finds nothing is drawn all the same, and named on stdout.
 """

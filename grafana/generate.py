@@ -1,6 +1,6 @@
-"""Makes the Grafana dashboard: `python grafana/generate.py` writes grafana/dashboards/campfire.json.
+"""Makes the Grafana dashboard: `python -m grafana.generate` writes grafana/dashboards/campfire.json.
 
-`python grafana/generate.py --check` only says whether the file is what this program makes (a test does so).
+`python -m grafana.generate --check` only says whether the file is what this program makes (a test does so).
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from panels import DATASOURCE, Panel
-from questions import ROWS
+from grafana.panels import DATASOURCE, Panel
+from grafana.questions import ROWS
 
 HERE = Path(__file__).parent
 COLUMNS = 24

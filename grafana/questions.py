@@ -5,7 +5,7 @@ Every query adds up its replicas or names each. What does not belong here: an al
 
 from __future__ import annotations
 
-from panels import Panel, graph, heatmap, number, quantiles, rate, series, table
+from grafana.panels import Panel, graph, heatmap, number, quantiles, rate, series, table
 
 
 def are_players_served() -> list[Panel]:
@@ -121,12 +121,14 @@ def as_players_saw_it() -> list[Panel]:
         ),
         graph(
             "What went wrong, as players saw it",
-            "Stories with a lost, repeated or changed text, and errors that bots heard, a second. Refusals are errors "
-            "here too; broken stories must never be.",
+            "What bots counted a second: stories with a broken promise and frames lost or repeated must stay 0; "
+            "resumes are players who came back.",
             "ops",
             {
                 "broken stories": f"sum({rate('loadbots_broken_stories_total')})",
-                "error {{code}}": f"sum by (code) ({rate('loadbots_errors_total')})",
+                "lost frames": f"sum({rate('loadbots_lost_frames_total')})",
+                "repeated frames": f"sum({rate('loadbots_repeated_frames_total')})",
+                "resumes": f"sum({rate('loadbots_resumes_total')})",
             },
         ),
     ]
