@@ -26,7 +26,7 @@ from loadbots.results import UnreadableError, read_results
 from loadbots.table import console, show
 from loadbots.workers import WorkerLostError
 
-FINE, BAD, WRONG = 0, 1, 2
+FINE, BAD, WRONG, INTERRUPTED = 0, 1, 2, 130
 
 
 def main(arguments: list[str]) -> int:
@@ -43,6 +43,9 @@ def main(arguments: list[str]) -> int:
     except (NoAnswerError, NoMetricsError, WorkerLostError) as failed:
         complain(failed)
         return BAD
+    except KeyboardInterrupt:
+        complain("interrupted twice: nothing is reported")
+        return INTERRUPTED
     show(campaign.rows, sys.stdout)
     if campaign.knee:
         console(sys.stdout).print(str(campaign.knee))
@@ -52,11 +55,18 @@ def main(arguments: list[str]) -> int:
 
 
 async def run(config: Config) -> Campaign:
-    """All crowds; SIGINT and SIGTERM end the one that is under way, and what was heard is reported."""
+    """All crowds; SIGINT and SIGTERM end the one that is under way, and what was heard is reported. A second signal
+    does what it does to any program."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def end_early() -> None:
+        stop.set()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, end_early)
     board = Board()
     stop_serving = open_metrics(config, board)
     try:

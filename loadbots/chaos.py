@@ -47,7 +47,8 @@ class Chaos(msgspec.Struct, frozen=True):
         frames = rolled.randint(0, LATEST_FRAME)
         for deed, share in (("drop", self.drop), ("cancel", self.cancel), ("stall", self.stall)):
             if lot < share:
-                return Fate(deed, frames)  # type: ignore[arg-type]
+                # a stall before the first text would make that wait the player's own doing
+                return Fate(deed, max(1, frames) if deed == "stall" else frames)  # type: ignore[arg-type]
             lot -= share
         return Fate()
 

@@ -128,7 +128,12 @@ class Connection:
             self._socket.transport.resume_reading()
 
     async def close(self) -> None:
-        await self._socket.close()
+        """Say goodbye; a peer that takes nothing is left without."""
+        try:
+            async with asyncio.timeout(2 * CLOSE_S):
+                await self._socket.close()
+        except TimeoutError:
+            self.cut()
 
 
 async def open_connection(url: str, player: str, key: str | None) -> Connection:

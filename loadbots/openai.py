@@ -190,7 +190,7 @@ class OpenAIPlayer:
         async for line in answer.content:
             if due and told.frames >= fate.after_frames:
                 if due == "cancel":
-                    told.cancelled = True
+                    told.cancelled = told.hung_up = True
                     answer.close()
                     telling.end("cancelled", told.frames, 0, time.monotonic(), exact=False)
                     told.tokens = 0

@@ -100,7 +100,7 @@ def compare(before: Counts, after: Counts, ledger: Ledger) -> list[str]:
     for code in ERROR_CODES:
         found += _check(grown, "gateway_asks_total", code, ledger.refusals[code], loose)
     for reason in ("stop", "length", "cancelled", "expired", "failed"):
-        open_end = loose + ledger.unfinished
+        open_end = loose + ledger.unfinished + ledger.hung_up
         found += _check(grown, "gateway_stories_total", reason, ledger.endings[reason], open_end)
         if reason in ("stop", "length"):
             told = ledger.endings[reason]

@@ -81,5 +81,7 @@ def remarks(row: Row) -> list[str]:
         lines.append(f"{crowd}: interrupted with {row['unfinished']} stories unfinished")
     late = row["bots"]["late_ms"]["p99"] if row.get("bots") else None
     if late and late > LATE_MS:
-        lines.append(f"{crowd}: the bots themselves were {late:.0f} ms late (p99): spread them with --processes")
+        lines.append(
+            f"{crowd}: the bots themselves woke {late:.0f} ms late (p99): a busy machine, or too few --processes"
+        )
     return lines

@@ -217,8 +217,9 @@ class Ledger:
         self.unanswered += told.unanswered
         self.tokens += told.tokens
         self.refusals += told.refusals
-        self.hung_up += told.ending == "cancelled" and told.frames > 0 and not told.tokens
-        if told.ending is not None:
+        if told.hung_up:
+            self.hung_up += 1
+        elif told.ending is not None:
             self.endings[told.ending] += 1
         else:
             self.unfinished += told.accepted

@@ -52,6 +52,8 @@ class Told(msgspec.Struct, tag=True):
     stalled: bool = False
     cancelled: bool = False
     """The player cancelled it."""
+    hung_up: bool = False
+    """It cancelled by hanging up: how the story ended nobody tells."""
     faults: list[str] = []
     """Broken promises, in words."""
     digest: str = ""
@@ -128,7 +130,7 @@ class Telling:
         told.frames += 1
         if told.first_text is None:
             told.first_text = now
-        elif self._last is not None:
+        elif self._last is not None and not told.stalled:
             told.gaps.append(now - self._last)
         self._last = now
 

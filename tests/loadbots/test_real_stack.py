@@ -60,6 +60,17 @@ async def test_several_processes_and_an_open_loop_reconcile_too(running: Stack) 
     assert ended.rows[0]["slo_kept"] == 1
 
 
+async def test_our_own_openai_door_is_measured_with_the_same_ruler(running: Stack) -> None:
+    gateway = next(process for process in running.processes if isinstance(process, Gateway))
+    for flags in (("--ignore-end",), ("--endpoint", "completions", "--chaos", "cancel=0.3")):
+        ended = await command("--openai", f"{gateway.http}/v1", "--players", "4", "--stories", "2", "--max-tokens",
+                              "20", "--reconcile", *pages(running), *flags)  # fmt: skip
+        assert (ended.code, ended.err) == (0, ""), ended.out
+        (found,) = ended.rows
+        assert (found["stories"], found["broken_stories"], found["differences"]) == (8, 0, [])
+        assert found["tokens"] == 160 or found["cancelled"]
+
+
 async def test_a_killed_gateway_costs_no_word(running: Stack) -> None:
     other, doomed = addresses(running)[0], running.gateway()
     playing = asyncio.create_task(
