@@ -21,7 +21,7 @@ from gateway.answers import Answers, deadline, error_response, refused
 from gateway.config import Config
 from gateway.openai import ApiError, Asked, BrokenOffError
 from gateway.stories import RefusedError, Stories
-from gateway.strangers import Origins, bound_silence, keep_out_of_log
+from gateway.strangers import Origins, bound, keep_out_of_log
 
 log = logging.getLogger("gateway")
 
@@ -85,7 +85,7 @@ class Api:
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Turns whatever happens into an answer, and gives every answer its deadline."""
-        bound_silence(request.transport)
+        bound(request.transport)
         try:
             response = await self._answer(request, handler)
             async with deadline(request):

@@ -25,7 +25,7 @@ from websockets.http11 import Request, Response
 from gateway import metrics, wire
 from gateway.config import Config
 from gateway.stories import Accepted, Piece, Place, RefusedError, Stories
-from gateway.strangers import Handshakes, Origins, bound_silence
+from gateway.strangers import Handshakes, Origins, bound
 from gateway.wire import Close
 from gateway.wishes import Wish, settings_of
 from storyteller import wire as story_wire
@@ -107,7 +107,7 @@ class Game:
 
     async def _handle(self, socket: ServerConnection) -> None:
         metrics.connections.inc()
-        bound_silence(socket.transport)
+        bound(socket.transport)
         player = Player(socket, self._config, self._stories, self)
         self._players.add(player)
         try:

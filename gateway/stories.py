@@ -38,6 +38,11 @@ FORGET_S = 30
 """How long an ended story waits here for its asker to listen."""
 ANSWER_S = 2
 """How long to wait for a storyteller to measure a prompt."""
+MAX_QUESTIONS = 16
+"""Prompts that are measured at once; each holds a connection to Redis meanwhile."""
+BYTES_PER_TOKEN = 32
+"""No text has so many: a prompt that is longer than that is too long without being measured."""
+MAX_KNOWN_ROLES = 1000
 
 
 class RefusedError(Exception):
@@ -89,6 +94,8 @@ class Stories:
         self._queue_limit = queue_limit
         self._player_limit = player_limit
         self._lease_ms = int((grace_s + 2 * WATCH_S) * 1000)  # a story counts as heard for so long after each watch
+        self._measuring = asyncio.Semaphore(MAX_QUESTIONS)
+        self._known_roles: set[tuple[str, ...]] = {()}  # orders of roles that the model's template takes
         self._fires: dict[str, Campfire] = {}
         self._unwanted: set[str] = set()  # stories to cancel, until Redis has heard of it
         self._woken: bytes | str = "0-0"
@@ -220,21 +227,30 @@ class Stories:
         if wish.voice is not None and wish.voice not in house.voices:
             raise RefusedError("bad_request", f"voice: expected one of {', '.join(house.voices)}, got {wish.voice!r}")
         most = min(house.window, house.kv_tokens + 1) - 1  # tokens of a prompt that leaves room for one
-        if _most_tokens(wish.prompt) + house.overhead <= most:
+        longest = _most_tokens(wish.prompt)
+        if longest > (most + 1) * BYTES_PER_TOKEN:
+            raise RefusedError("too_long", f"prompt: expected at most {most} tokens, got {longest} bytes")
+        roles = _unusual(wish.prompt)
+        if longest + house.overhead <= most and roles in self._known_roles:
             return
         num_tokens = await self._measure(wish)
         if num_tokens is not None and num_tokens > most:
             raise RefusedError("too_long", f"prompt: expected at most {most} tokens, got {num_tokens}")
         if num_tokens == -1:
             raise RefusedError("bad_request", "prompt: the model's template or vocabulary does not take it")
+        if num_tokens is not None and any(roles) and len(roles) <= 64 and len(self._known_roles) < MAX_KNOWN_ROLES:
+            self._known_roles.add(roles)
 
     async def _measure(self, wish: Wish) -> int | None:
         """How many tokens the prompt has, by any storyteller; `None` where none answers in time."""
+        if self.houses.unready:
+            return None
         question = wire.Question(secrets.token_hex(8), wish.prompt, wish.voice)
-        with contextlib.suppress(RedisError, OSError):
-            await self._redis.xadd(Key.QUESTIONS, {"question": wire.encode(question)}, maxlen=1000)
-            answer = await self._redis.blpop([Key.ANSWER + question.question], timeout=ANSWER_S)
-            return int(answer[1]) if answer else None
+        async with self._measuring:
+            with contextlib.suppress(RedisError, OSError):
+                await self._redis.xadd(Key.QUESTIONS, {"question": wire.encode(question)}, maxlen=1000)
+                answer = await self._redis.blpop([Key.ANSWER + question.question], timeout=ANSWER_S)
+                return int(answer[1]) if answer else None
         return None
 
     async def _join(self, story: str) -> Campfire:
@@ -364,3 +380,14 @@ def _most_tokens(prompt: wire.Prompt) -> int:
             return len(text.encode()) + 1
         case wire.Chat(messages):
             return sum(len(message.content.encode()) + len(message.role) + 8 for message in messages)
+
+
+def _unusual(prompt: wire.Prompt) -> tuple[str, ...]:
+    """What a model may refuse for another reason than its length: an order of roles, or nothing at all."""
+    match prompt:
+        case wire.Chat(messages):
+            return tuple(message.role for message in messages)
+        case wire.Raw(""):
+            return ("",)
+        case _:
+            return ()

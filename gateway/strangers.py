@@ -22,6 +22,8 @@ BURST = 10_000
 RATE = 200.0
 """Handshakes a second that one address may make for ever."""
 MAX_ADDRESSES = 10_000
+UNSENT_BYTES = 32 * 1024
+"""What the system may hold for a peer that takes nothing; it would be megabytes otherwise."""
 SILENCE_MS = 15_000
 """A peer that acknowledges nothing, or takes nothing, for so long is cut off by the system, whatever waits here."""
 
@@ -68,12 +70,14 @@ class Handshakes:
         return is_allowed
 
 
-def bound_silence(transport: asyncio.BaseTransport | None) -> None:
-    """The second net under every deadline of ours: what is left in a buffer after a close has no other."""
+def bound(transport: asyncio.BaseTransport | None) -> None:
+    """The second net under our own deadlines and limits: bounds what the system keeps for a peer, and for how long."""
     connection = transport.get_extra_info("socket") if transport is not None else None
-    option = getattr(socket, "TCP_USER_TIMEOUT", None)  # Linux has it
-    if connection is not None and option is not None and connection.family != socket.AF_UNIX:
-        connection.setsockopt(socket.IPPROTO_TCP, option, SILENCE_MS)
+    if connection is None:
+        return
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNSENT_BYTES)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux has it
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_MS)
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
