@@ -88,7 +88,7 @@ class VoiceInfo(msgspec.Struct, frozen=True):
     manner: str
 
 
-class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
+class Limits(msgspec.Struct, frozen=True):
     """What a gateway lets a client do, told with `welcome`."""
 
     frame_bytes: int = MAX_FRAME
