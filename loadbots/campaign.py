@@ -20,6 +20,8 @@ from loadbots.tally import Tally
 from loadbots.told import Word
 
 FIRST_RATE = 0.5
+MIN_ASKS = 10
+"""A step of the knee search lasts long enough for so many asks."""
 Row = dict[str, Any]
 
 
@@ -46,9 +48,13 @@ class Campaign:
         self.knee = KneeSearch(config.rate or FIRST_RATE)
         players = (config.players or (POOL,))[0]
         while (rate := self.knee.rate) is not None and not self._stop.is_set():
-            row = await self._send(open_plan(config, players, rate, config.duration or KNEE_STEP_S))
-            if not row["interrupted"]:
-                self.knee.judge(not row["slo_missed"])
+            duration = max(config.duration or KNEE_STEP_S, MIN_ASKS / rate)
+            row = await self._send(open_plan(config, players, rate, duration))
+            if row["interrupted"]:
+                return
+            self.knee.judge(not row["slo_missed"])
+            if not any(row["endings"].get(ending) for ending in ("stop", "length")):
+                return  # nobody tells stories: a lower rate would not help
 
     async def _send(self, plan: Plan) -> Row:
         """One crowd."""

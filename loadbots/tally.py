@@ -156,6 +156,12 @@ class Tally:
             "broken_stories": self.broken,
             "resumed": self.resumed,
             "cancelled": self.endings["cancelled"],
+            **self._details(),
+        }
+
+    def _details(self) -> dict[str, Any]:
+        """What the contract does not ask for: for people who want to know why, and for the report."""
+        return {
             "expired": self.endings["expired"],
             "failed": self.endings["failed"],
             "rejected": self.rejected,

@@ -8,8 +8,9 @@ from statistics import fmean, pstdev
 import pytest
 
 from loadbots.arrivals import schedule
+from loadbots.campaign import fine
 from loadbots.knee import KneeSearch
-from tests.loadbots.crowds import row
+from tests.loadbots.crowds import play, row
 from tests.loadbots.peer import peer
 
 
@@ -69,7 +70,7 @@ async def test_an_open_loop_gets_more_players_when_all_are_busy_up_to_a_bound() 
     assert found["errors"] == {"no_player": 4}
 
 
-@pytest.mark.parametrize("truth", [0.07, 1.0, 3.3, 40.0])
+@pytest.mark.parametrize("truth", [0.05, 1.0, 3.3, 40.0])
 def test_the_knee_is_found_between_two_close_rates(truth: float) -> None:
     search = KneeSearch(0.5)
     while (rate := search.rate) is not None:
@@ -86,6 +87,13 @@ def test_a_knee_that_is_never_reached_is_said_so() -> None:
         search.judge(True)
     assert "not reached" in str(search)
     assert "none" in str(broken_everywhere())
+
+
+async def test_a_knee_is_not_searched_where_nobody_tells_stories() -> None:
+    async with peer("forbidden") as here:
+        campaign = await play(here.url, "--find-knee", "--slo", "story=9s", "--rate", "200", "--duration", "100ms")
+    assert len(campaign.rows) == 1
+    assert not fine(campaign.rows, campaign.knee)
 
 
 def broken_everywhere() -> KneeSearch:
