@@ -13,6 +13,7 @@ import time
 from collections import OrderedDict
 from urllib.parse import urlsplit
 
+from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from gateway.config import Config
@@ -22,6 +23,8 @@ BURST = 10_000
 RATE = 200.0
 """Handshakes a second that one address may make for ever."""
 MAX_ADDRESSES = 10_000
+BUFFERED_BYTES = 16 * 1024
+"""What may wait in this process for a peer before its writer waits."""
 UNSENT_BYTES = 32 * 1024
 """What the system may hold for a peer that takes nothing; it would be megabytes otherwise."""
 SILENCE_MS = 15_000
@@ -70,11 +73,15 @@ class Handshakes:
         return is_allowed
 
 
-def bound(transport: asyncio.BaseTransport | None) -> None:
-    """The second net under our own deadlines and limits: bounds what the system keeps for a peer, and for how long."""
-    connection = transport.get_extra_info("socket") if transport is not None else None
-    if connection is None:
+def bound(transport: asyncio.Transport | None) -> None:
+    """Bounds what is kept for a peer that takes nothing, here and by the system, and for how long.
+
+    The system's deadline is the second net under our own ones: what is left in a buffer after a close has no other.
+    """
+    if transport is None:
         return
+    connection = transport.get_extra_info("socket")
+    transport.set_write_buffer_limits(high=BUFFERED_BYTES)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNSENT_BYTES)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux has it
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_MS)
@@ -83,7 +90,7 @@ def bound(transport: asyncio.BaseTransport | None) -> None:
 def _is_ours(record: logging.LogRecord) -> bool:
     """Whether aiohttp's log line tells of an error of ours, not of a stranger's broken request."""
     error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, HttpProcessingError)
+    return not isinstance(error, HttpProcessingError | web.RequestPayloadError)
 
 
 def keep_out_of_log() -> None:
