@@ -31,6 +31,8 @@ DISTRIBUTIONS = (
 
 def page(rows: Sequence[Row]) -> str:
     """The whole document."""
+    if _by_rate(rows):
+        rows = sorted(rows, key=_load)  # a knee search jumps to and fro
     sections = [_section("Results", _table(rows) + _notes(rows))]
     sections += [
         _section(title, "".join(_picture(figure) for figure in figures), note)
