@@ -40,7 +40,7 @@ def test_it_is_valid_by_the_compose_schema() -> None:
 
 
 def test_the_services_are_those_that_the_readme_promises() -> None:
-    assert set(SERVICES) == {"redis", "gateway", "storyteller", "loadbots", "prometheus", "grafana"}
+    assert set(SERVICES) == {"redis", "front", "gateway", "storyteller", "loadbots", "prometheus", "grafana"}
     assert [name for name, service in SERVICES.items() if service.get("profiles") == ["crowd"]] == ["loadbots"]
     assert all("profiles" not in service for name, service in SERVICES.items() if name != "loadbots")
 
@@ -91,7 +91,8 @@ def test_nothing_starts_before_what_it_needs_is_healthy_and_nobody_waits_in_a_ci
     assert {condition for wants in needs.values() for how in wants.values() for condition in how.values()} == {
         "service_healthy"
     }
-    assert needs["gateway"].keys() == needs["storyteller"].keys() == {"redis"}
+    assert needs["gateway"].keys() == {"redis", "front"}
+    assert needs["storyteller"].keys() == {"redis"}
 
     def comes_before(name: str) -> set[str]:
         return {name}.union(*(comes_before(other) for other in needs[name]))
@@ -123,19 +124,25 @@ def test_redis_is_reached_by_gateways_and_storytellers_only() -> None:
 
 def test_only_the_needed_ports_are_published_and_only_on_this_machine_unless_it_is_said() -> None:
     assert {name: published(service) for name, service in SERVICES.items() if "ports" in service} == {
-        "gateway": ["127.0.0.1:8765-8774:8765", "127.0.0.1:8080-8089:8080"],
+        "front": ["127.0.0.1:8765:8765", "127.0.0.1:8080:8080"],
         "prometheus": ["127.0.0.1:9090:9090"],
         "grafana": ["127.0.0.1:3000:3000"],
     }
 
 
-@pytest.mark.parametrize("name", ["gateway", "storyteller"])
-def test_services_that_are_scaled_have_no_name_and_no_single_port_of_their_own(name: str) -> None:
-    service = SERVICES[name]
-    assert "container_name" not in service
-    assert "hostname" not in service
-    for port in published(service):
-        assert re.fullmatch(r"[\d.]+:\d+-\d+:\d+", port)
+@pytest.mark.parametrize("name", ["gateway", "storyteller", "loadbots"])
+def test_services_that_are_scaled_have_no_name_and_no_port_of_their_own(name: str) -> None:
+    assert not SERVICES[name].keys() & {"container_name", "hostname", "ports"}
+
+
+def test_the_front_finds_every_gateway_through_dns_and_asks_each_whether_it_lives() -> None:
+    config = (ROOT / "front/haproxy.cfg").read_text(encoding="utf-8")
+    for port in (8765, 8080):
+        assert re.search(rf"bind :{port}\b", config)
+        assert re.search(rf"server-template gateway \d+ gateway:{port}$", config, re.MULTILINE)
+    assert "option httpchk GET /livez" in config
+    assert "check port 8080" in config
+    assert "nameserver dns 127.0.0.11:53" in config
 
 
 def test_keys_come_as_files_and_never_in_a_variable() -> None:
