@@ -254,19 +254,25 @@ def attend(
     dim, size, group = net.dim, net.dim * BLOCK, net.heads // net.kv_heads
     blocks = position // BLOCK + 1
     for head in range(net.heads):
+        here = (layer * net.kv_heads + head // group) * 2 * size
+        whole = net.layers * net.kv_heads * 2 * size
+        place = tables[start] * whole + here
         for b in range(blocks):
-            place = ((tables[start + b] * net.layers + layer) * net.kv_heads + head // group) * 2 * size
-            tiles.score(q, q_at + head * dim, memory, place, dim, scores, b * BLOCK)
+            soon = tables[start + min(b + 1, blocks - 1)] * whole + here
+            tiles.score(q, q_at + head * dim, memory, place, dim, scores, b * BLOCK, memory, soon)
+            place = soon
         for i in range(position + 1, blocks * BLOCK):
             scores[i] = -np.inf
         most = tiles.largest(scores, 0, blocks * BLOCK)
         weight = np.float32(1.0) / tiles.exponentials(scores, 0, blocks * BLOCK, most, np.float32(1.0))
         for i in range(dim):
             out[out_at + head * dim + i] = np.float32(0.0)
+        place = tables[start] * whole + here + size
         for b in range(blocks):
-            place = ((tables[start + b] * net.layers + layer) * net.kv_heads + head // group) * 2 * size + size
+            soon = tables[start + min(b + 1, blocks - 1)] * whole + here + size
             count = min(BLOCK, position + 1 - b * BLOCK)  # what lies behind may be another story's, even no number
-            tiles.weigh(scores, b * BLOCK, count, memory, place, dim, out, out_at + head * dim)
+            tiles.weigh(scores, b * BLOCK, count, memory, place, dim, out, out_at + head * dim, memory, soon)
+            place = soon
         for i in range(dim):
             out[out_at + head * dim + i] *= weight
 
@@ -355,9 +361,10 @@ def think(net: Net, memory: Array, layer: int, rows: Rows, room: Room) -> None:
         linear(net, where[UP : UP + 4], room.normed2, room.small2, room.small2_scale, room.wide, width, count, 0)
         for r in range(count):
             activate(net, room.wide, r * width)
-            for i in range(inputs):
-                room.normed[r * inputs + i] = room.wide[r * width + i]
-            quantize_row(net, room.normed, r * inputs, inputs, room.small, r * inputs, room.small_scale, r)
+            quantize_row(net, room.wide, r * width, inputs, room.small, r * inputs, room.small_scale, r)
+            if not net.quantized:
+                for i in range(inputs):
+                    room.normed[r * inputs + i] = room.wide[r * width + i]
         linear(net, where[DOWN : DOWN + 4], room.normed, room.small, room.small_scale, x, net.hidden, count, 1)
 
 

@@ -117,6 +117,14 @@ class Emit:
     def fma(self, a: Any, b: Any, c: Any) -> Any:
         return self.call("llvm.fma.v16f32", VF, a, b, c)
 
+    def prefetch(self, pointer: Any, index: Any) -> None:
+        """Asks for the cache line of an element that is wanted soon; any address will do."""
+        where = self.builder.bitcast(self.builder.gep(pointer, [index]), ir.IntType(8).as_pointer())
+        name = "llvm.prefetch.p0"
+        kind = ir.FunctionType(ir.VoidType(), [where.type, I32, I32, I32])
+        function = cgutils.get_or_insert_function(self.builder.module, kind, name)
+        self.builder.call(function, [where, I32(0), I32(2), I32(1)])
+
     def variable(self, value: Any) -> Any:
         return cgutils.alloca_once_value(self.builder, value)
 

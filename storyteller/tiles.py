@@ -91,6 +91,9 @@ def _tile(e: Emit, rows: int, columns: int, depth: Any, a: Any, lda: Any, w: Any
         panel = b.mul(loop.index, e.index(PANEL * (4 if quantized else 1)))
         step = LANES * (4 if quantized else 1)
         factors = [e.load(w, b.add(panel, e.index(n * step)), kind) for n in range(columns // LANES)]
+        ahead = b.add(panel, b.mul(depth, e.index(PANEL * (4 if quantized else 1))))  # the next panel
+        for line in range(columns // LANES if rows > 2 else 0):  # a single pass is a plain stream: it was slower
+            e.prefetch(w, b.add(ahead, e.index(line * step)))
         for r, row in enumerate(sums):
             along = b.mul(loop.index, e.index(4 if quantized else 1))
             word = e.load(a, b.add(b.mul(lda, e.index(r)), along), I32 if quantized else F32)
@@ -162,21 +165,25 @@ linear_f32_many, linear_f32_one = _linear_f32(TILE_ROWS, TILE_COLUMNS), _linear_
 linear_f32_two = _linear_f32(2, TILE_COLUMNS)
 
 
-def _score(e: Emit, q: Pointer, k: Pointer, dim: Any, out: Pointer) -> None:
-    """out[t] = q·k[:, t] for the sixteen tokens of one block; `k` is [dim][16], dim a multiple of four."""
+def _score(e: Emit, q: Pointer, k: Pointer, dim: Any, out: Pointer, soon: Pointer) -> None:
+    """out[t] = q·k[:, t] for the sixteen tokens of one block; `k` is [dim][16], dim a multiple of four.
+
+    `soon` is the block that is wanted next.
+    """
     b = e.builder
     sums = [e.variable(e.const(0.0)) for _ in range(4)]
     with cgutils.for_range(b, b.udiv(dim, e.index(4))) as loop:
         for i, acc in enumerate(sums):
             d = b.add(b.mul(loop.index, e.index(4)), e.index(i))
+            e.prefetch(soon, b.mul(d, e.index(LANES)))
             keys = e.wide(k, b.mul(d, e.index(LANES)))
             b.store(e.fma(e.splat(e.load(q, d, F32)), keys, b.load(acc)), acc)
     first, second, third, fourth = (b.load(acc) for acc in sums)
     e.store(b.fadd(b.fadd(first, second), b.fadd(third, fourth)), out, e.index(0))
 
 
-def _weigh(e: Emit, p: Pointer, count: Any, v: Pointer, dim: Any, out: Pointer) -> None:
-    """out += p[t] * v[t] over the first `count` tokens of one block; `v` is [16][dim]."""
+def _weigh(e: Emit, p: Pointer, count: Any, v: Pointer, dim: Any, out: Pointer, soon: Pointer) -> None:
+    """out += p[t] * v[t] over the first `count` tokens of one block; `v` is [16][dim], `soon` is wanted next."""
     b = e.builder
 
     def columns(start: Any, width: int) -> None:
@@ -185,6 +192,7 @@ def _weigh(e: Emit, p: Pointer, count: Any, v: Pointer, dim: Any, out: Pointer) 
         with cgutils.for_range(b, count) as loop:
             weight, row = e.splat(e.load(p, loop.index, F32)), b.mul(loop.index, dim)
             for acc, place in zip(sums, places, strict=True):
+                e.prefetch(soon, b.add(row, place))
                 b.store(e.fma(weight, e.wide(v, b.add(row, place)), b.load(acc)), acc)
         for acc, place in zip(sums, places, strict=True):
             e.store(b.load(acc), out, place)
