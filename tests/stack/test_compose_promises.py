@@ -81,7 +81,7 @@ def test_nobody_runs_as_root(name: str) -> None:
 def test_everything_that_stays_has_a_health_check_that_asks_it(name: str) -> None:
     asked = " ".join(SERVICES[name]["healthcheck"]["test"])
     assert {
-        "redis": "ping", "gateway": ":8080/readyz", "storyteller": ":9102/readyz",
+        "redis": "ping", "front": ":8405/", "gateway": ":8080/readyz", "storyteller": ":9102/readyz",
         "prometheus": "/-/ready", "grafana": "/api/health",
     }[name] in asked  # fmt: skip
 
@@ -135,12 +135,13 @@ def test_services_that_are_scaled_have_no_name_and_no_port_of_their_own(name: st
     assert not SERVICES[name].keys() & {"container_name", "hostname", "ports"}
 
 
-def test_the_front_finds_every_gateway_through_dns_and_asks_each_whether_it_lives() -> None:
+def test_the_front_finds_every_gateway_through_dns_and_leaves_out_those_that_drain() -> None:
     config = (ROOT / "front/haproxy.cfg").read_text(encoding="utf-8")
     for port in (8765, 8080):
         assert re.search(rf"bind :{port}\b", config)
         assert re.search(rf"server-template gateway \d+ gateway:{port}$", config, re.MULTILINE)
-    assert "option httpchk GET /livez" in config
+    assert "option httpchk GET /readyz" in config
+    assert "http-check expect ! string draining" in config
     assert "check port 8080" in config
     assert "nameserver dns 127.0.0.11:53" in config
 
