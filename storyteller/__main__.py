@@ -66,7 +66,7 @@ def main() -> int:
         return 2
     logging.config.dictConfig(wire.log_config(sys.stderr.isatty()))
     if words:
-        return 0 if load(config) else 1
+        return 0 if load(config) else 2
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(Service(config).run())
 
@@ -134,7 +134,7 @@ class Service:
                 os._exit(0)
             loaded = loading.result()
             if loaded is None:
-                return 1
+                return 2
             await self.serve(*loaded, stack)
         return 0
 
