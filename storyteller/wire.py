@@ -330,5 +330,5 @@ def log_config(is_terminal: bool) -> dict[str, Any]:
         "formatters": {"lines": plain if is_terminal else json_lines},
         "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "lines"}},
         "root": {"level": "INFO", "handlers": ["stderr"]},
-        "loggers": {"websockets": {"level": "WARNING"}},
+        "loggers": {"websockets": {"level": "WARNING"}, "huggingface_hub": {"level": "ERROR"}},
     }
