@@ -90,7 +90,9 @@ class Bot:
     async def tell(self, wish: Wish, phase: Phase, intended: float, fate: Fate) -> Telling:
         """One story from ask to ending."""
         config = self._config
-        telling = Telling(wish, Told(wish.player, wish.number, phase, intended), config.max_tokens)
+        telling = Telling(
+            wish, Told(wish.player, wish.number, phase, intended, begun=time.monotonic()), config.max_tokens
+        )
         told = telling.told
         try:
             while told.ended is None:

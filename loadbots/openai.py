@@ -142,7 +142,9 @@ class OpenAIPlayer:
         """Nothing can come late: a stream ends with its connection's answer."""
 
     async def tell(self, wish: Wish, phase: Phase, intended: float, fate: Fate) -> Telling:
-        telling = Telling(wish, Told(wish.player, wish.number, phase, intended), self._config.max_tokens)
+        telling = Telling(
+            wish, Told(wish.player, wish.number, phase, intended, begun=time.monotonic()), self._config.max_tokens
+        )
         told = telling.told
         await self.connect()
         try:

@@ -97,8 +97,8 @@ class Tally:
         began, ended = told.intended, told.ended or told.intended
         self.began = began if self.began is None else min(began, self.began)
         self.ended = ended if self.ended is None else max(ended, self.ended)
-        if told.sent is not None:
-            self.lag.append(told.sent - told.intended)
+        if told.begun is not None:
+            self.lag.append(told.begun - told.intended)
         self._flights[int(began / BIN_S)] += 1
         self._flights[int(ended / BIN_S)] -= 1
         self._ended_per_bin[int(ended / BIN_S)] += told.ending is not None
@@ -144,7 +144,7 @@ class Tally:
             "players": players,
             "stories": self.told,
             "errors": dict(self.errors),
-            "seconds": round(seconds, 4),
+            "seconds": round(seconds, 6),
             "tokens": self.tokens,
             "tokens_per_second": round(self.tokens / seconds, 2) if seconds else 0.0,
             "first_text_ms": percentiles(self.first_text, 1000),

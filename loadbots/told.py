@@ -29,6 +29,8 @@ class Told(msgspec.Struct, tag=True):
     number: int
     phase: Phase
     intended: float
+    begun: float | None = None
+    """When the player set about it; what is between is the bots' own lag."""
     sent: float | None = None
     first_text: float | None = None
     gaps: list[float] = []

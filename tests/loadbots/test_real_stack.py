@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -69,6 +70,21 @@ async def test_our_own_openai_door_is_measured_with_the_same_ruler(running: Stac
         (found,) = ended.rows
         assert (found["stories"], found["broken_stories"], found["differences"]) == (8, 0, [])
         assert found["tokens"] == 160 or found["cancelled"]
+
+
+async def test_players_are_let_in_by_keys_that_only_variables_carry(running: Stack) -> None:
+    key, other = "a key of more than thirty-two bytes, for tests", "another key of more than thirty-two bytes"
+    gateway = running.gateway(GATEWAY_AUTH_KEY=key, GATEWAY_API_KEYS="bots,others")
+    crowd = ("--stories", "1", "--max-tokens", "5")
+    game, door = ("--url", gateway.url, *crowd), ("--openai", f"{gateway.http}/v1", *crowd)
+    let_in = {**os.environ, "LOADBOTS_AUTH_KEY": key, "LOADBOTS_API_KEY": "bots"}
+    kept_out = {**os.environ, "LOADBOTS_AUTH_KEY": other, "LOADBOTS_API_KEY": "nobody"}
+    for flags, said in ((game, "hello was answered with unauthorized"), (door, "expected 200, got 401")):
+        inside, outside = await command(*flags, env=let_in), await command(*flags, env=kept_out)
+        assert (inside.code, inside.err) == (0, "")
+        assert (outside.code, outside.out) == (1, "")
+        assert said in outside.err
+        assert outside.err.count("\n") == 1
 
 
 async def test_a_killed_gateway_costs_no_word(running: Stack) -> None:

@@ -72,7 +72,7 @@ async def test_a_player_that_reads_nothing_for_a_while_hears_the_story_whole(mon
     assert (found["stories"], found["broken_stories"]) == (2, 0)
     assert found["seconds"] > 0.3
     assert found["story_s"]["p50"] is None  # its length is the player's doing
-    assert found["text_gap_ms"]["p99"] < 250
+    assert (found["text_gap_ms"]["p99"] or 0) < 250  # and so is this pause
 
 
 async def test_a_player_that_was_cut_off_for_reading_nothing_resumes(monkeypatch: pytest.MonkeyPatch) -> None:
