@@ -202,7 +202,9 @@ class Service:
 def connect(url: str, timeout_s: float) -> Redis:
     """A client that never repeats a call by itself: what may be repeated, and when, is known one floor up."""
     return Redis.from_url(
-        url, protocol=2, socket_timeout=timeout_s,
+        url,
+        protocol=2,
+        socket_timeout=timeout_s,
         socket_connect_timeout=3,
         socket_keepalive=True,
         retry=Retry(NoBackoff(), 0),
