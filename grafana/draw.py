@@ -57,7 +57,7 @@ def draw_lines(axes: Axes, panel: dict[str, Any], found: list[list[Series]]) -> 
     axes.set_ylabel(
         {"s": "seconds", "bytes": "bytes", "percentunit": "share"}.get(panel["fieldConfig"]["defaults"]["unit"], "")
     )
-    axes.legend(fontsize=6, frameon=False, loc="upper left", ncols=2)
+    axes.legend(fontsize=6, frameon=False, loc="best", ncols=2)
 
 
 def draw_heatmap(axes: Axes, found: list[list[Series]]) -> None:

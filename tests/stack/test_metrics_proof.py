@@ -132,9 +132,10 @@ def test_scrapes_every_second_do_not_hold_up_a_gateway(played: Played) -> None:
     scrapes = played.watch.since(played.start, 'scrape_duration_seconds{job=~"gateway|storyteller"}')
     lags = played.watch.since(played.start, "gateway_event_loop_lag_seconds")
     assert len(scrapes) == 4
-    assert sorted(value for _, values in scrapes for value in values)[-5] < 0.5
-    late = sorted(value for _, values in lags for value in values)
-    assert late[len(late) // 2] < 0.05, "half of the time the loop is later than that"
+    for found, most in ((scrapes, 0.25), (lags, 0.05)):  # the median: on a busy machine some are late for other reasons
+        values = sorted(value for _, series in found for value in series)
+        assert values[len(values) // 2] < most
+    assert max(len(names) for names in exposed(played.live).values()) < 300
 
 
 def test_the_main_panels_can_be_drawn_from_what_prometheus_kept(played: Played, tmp_path: Path) -> None:
