@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import pytest
+from websockets.client import ClientProtocol
+from websockets.protocol import State
+from websockets.uri import parse_uri
 
+from gateway import wire
+from tests.processes import Gateway, wait_until
 from tests.reliability.crowd import Crowd
 from tests.reliability.house import House, house, make_model
 
@@ -18,6 +25,46 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     folder = tmp_path_factory.mktemp("house")
     with house(folder, make_model(folder / "model")) as running:
         yield running
+
+
+class Silent:
+    """A game client whose machine vanished: it said hello once, and neither reads nor answers anything since."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+        self._protocol = ClientProtocol(parse_uri(gateway.url))
+        self._socket = socket.create_connection(("127.0.0.1", gateway.ws_port), timeout=10)
+        self._protocol.send_request(self._protocol.connect())
+        self._send()
+        while self._protocol.state is State.CONNECTING:
+            self._protocol.receive_data(self._socket.recv(65536))
+        self._protocol.send_text(wire.encode(wire.Hello(wire.PROTOCOL)).encode())
+        self._send()
+
+    def code_received(self) -> int | None:
+        """The close code that lies in the socket's buffer, now that somebody looks."""
+        with suppress(ConnectionResetError):
+            while data := self._socket.recv(65536):
+                self._protocol.receive_data(data)
+        self._protocol.receive_eof()
+        return self._protocol.close_code
+
+    def end(self) -> None:
+        self._socket.close()
+
+    def _send(self) -> None:
+        for data in self._protocol.data_to_send():
+            self._socket.sendall(data)
+
+
+@pytest.fixture(scope="session")
+def silent(running: House) -> Iterator[Silent]:
+    """At a gateway of its own, opened early: its end takes two heartbeats."""
+    gateway = running.gateway()
+    wait_until(gateway.is_live, "a live gateway")
+    silent = Silent(gateway)
+    yield silent
+    silent.end()
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +82,7 @@ def truth(running: House) -> dict[int, str]:
 
 
 @pytest.fixture
-def stack(running: House) -> House:
+def stack(running: House, silent: Silent) -> House:
     """The stack, whole again after whatever the last test did to it."""
     running.furnish()
     return running

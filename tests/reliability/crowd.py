@@ -147,6 +147,8 @@ class Crowd:
                     heard.times.append(time.monotonic())
                     heard.done.append(frame)
                     return True
+                case wire.Reconnect():
+                    raise ConnectionError("the gateway is draining: on with the story elsewhere, at once")
                 case wire.Error():
                     assert frame.temporary, frame
                     heard.refusals.append(frame)
@@ -166,7 +168,7 @@ async def replay(url: str, story: str) -> tuple[str, wire.Done]:
             elif isinstance(frame, wire.Done):
                 return text, frame
             else:
-                raise AssertionError(frame)
+                assert isinstance(frame, wire.Queued), frame
 
 
 async def check(crowd: Crowd, truth: dict[int, str]) -> None:

@@ -98,6 +98,7 @@ class House:
             wait_until(one.is_ready, "a ready storyteller")
         for gateway in self.gateways:
             wait_until(gateway.is_ready, "a ready gateway")
+        wait_until(self.is_idle, "an end of what the last test left")
 
     def holder_of(self, story: str) -> Storyteller | None:
         """The storyteller in whose hands a story is; its name in Redis holds its process id."""

@@ -172,7 +172,7 @@ async def test_answers_of_redis_are_lost_on_the_way(stack: House, truth: dict[in
         redis.flushall()
         await until(lambda: redis.zcard(Key.LIVE) == 2, "storytellers that beat")
         lost = stack.proxy.num_lost
-        stack.proxy.loss = 0.1
+        stack.proxy.loss = 0.25
         crowd = Crowd(stack.urls, SEEDS)
         async with crowd.playing():
             pass
