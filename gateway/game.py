@@ -45,9 +45,10 @@ RECONNECT_MS = (500, 3000)
 class Game:
     """All game connections of this gateway."""
 
-    def __init__(self, config: Config, stories: Stories) -> None:
+    def __init__(self, config: Config, stories: Stories, heartbeat_s: float = HEARTBEAT_S) -> None:
         self._config = config
         self._stories = stories
+        self._heartbeat_s = heartbeat_s
         self._players: set[Player] = set()
         self._server: Server | None = None
         self._hearts: asyncio.Task[None] | None = None
@@ -119,14 +120,14 @@ class Game:
             metrics.closes.labels(player.closed_with or (code if code in metrics.CLOSE_CODES else "other")).inc()
 
     async def _beat(self) -> None:
-        """Pings every connection once in `HEARTBEAT_S`, spread over time; closes those that answered no ping since."""
+        """Pings every connection once in `_heartbeat_s`, spread over time; closes those that answered no ping since."""
         while True:
             started = time.monotonic()
             for number, player in enumerate(tuple(self._players)):
                 player.spawn(player.beat())
                 if number % 50 == 49:
-                    await asyncio.sleep(HEARTBEAT_S / (len(self._players) / 50 + 1))
-            await asyncio.sleep(max(0.1, HEARTBEAT_S - (time.monotonic() - started)))
+                    await asyncio.sleep(self._heartbeat_s / (len(self._players) / 50 + 1))
+            await asyncio.sleep(max(0.1, self._heartbeat_s - (time.monotonic() - started)))
 
 
 class Player:

@@ -3,9 +3,9 @@
     python -m tests.bench.density                    5,000 idle connections
     python -m tests.bench.density --connections 500
 
-Real processes: a Redis-compatible server, a storyteller with a tiny model, a gateway, and the idle players in a process
-of their own, which answers the gateway's pings. Prints what was measured beside what was promised, then one JSON line.
-The exit code is 1 where a promise was broken.
+Real processes: a Redis-compatible server, a storyteller with a tiny model, the gateway, an empty one beside it for
+comparison, and the idle players in a process of their own, which answers the gateway's pings. Prints what was measured
+beside what was promised, then one JSON line. The exit code is 1 where a promise was broken.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
+from urllib.parse import urlsplit
 
 import msgspec
 import psutil
@@ -39,7 +41,8 @@ MOST_SLOWER = 1.3
 """First text of an active player, beside what it is without the idle ones."""
 AT_ONCE = 200
 """Handshakes on their way at once while the crowd gathers; a storm knows no such bound."""
-ASKS = 500
+STORM_S = 60
+ASKS = 400
 """Stories whose first text is measured."""
 
 
@@ -68,48 +71,111 @@ class Measured:
         ]  # fmt: skip
 
 
+class Idle(asyncio.Protocol):
+    """An idle player as cheap as can be, so that the processors are the gateway's: says hello, answers pings."""
+
+    def __init__(self) -> None:
+        self.is_welcome: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.transport: asyncio.Transport
+        self._received = b""
+        self._is_open = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        key = b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+        self.transport.write(b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n" + key)
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        if not self._is_open and b"\r\n\r\n" in self._received:
+            head, _, self._received = self._received.partition(b"\r\n\r\n")
+            self._is_open = head.startswith(b"HTTP/1.1 101 ")
+            if not self._is_open:
+                self.transport.abort()
+                return
+            self._send(0x81, wire.encode(wire.Hello(wire.PROTOCOL)).encode())
+        while self._is_open and (frame := self._next()):
+            opcode, payload = frame
+            if opcode == 0x89:
+                self._send(0x8A, payload)
+            elif opcode == 0x81 and not self.is_welcome.done():
+                self.is_welcome.set_result(b'"welcome"' in payload)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.is_welcome.done():
+            self.is_welcome.set_result(False)
+
+    def _next(self) -> tuple[int, bytes] | None:
+        """The next whole frame: one byte, a length of one or three bytes, the payload."""
+        if len(self._received) < 2:
+            return None
+        opcode, length, start = self._received[0], self._received[1], 2
+        if length == 126:
+            length, start = int.from_bytes(self._received[2:4], "big"), 4
+        if len(self._received) < start + length:
+            return None
+        payload, self._received = self._received[start : start + length], self._received[start + length :]
+        return opcode, payload
+
+    def _send(self, opcode: int, payload: bytes) -> None:
+        self.transport.write(bytes((opcode, 0x80 | len(payload), 0, 0, 0, 0)) + payload)  # masked with zeros
+
+
+async def come(url: str, size: int, at_once: int) -> list[asyncio.Transport]:
+    """So many idle players; those that were welcomed."""
+    gate = asyncio.Semaphore(at_once)
+    host, _, port = urlsplit(url).netloc.rpartition(":")
+
+    async def come_one() -> asyncio.Transport | None:
+        async with gate:
+            loop = asyncio.get_running_loop()
+            try:
+                _, player = await loop.create_connection(Idle, host, int(port))
+                return player.transport if await asyncio.wait_for(player.is_welcome, STORM_S) else None
+            except (OSError, TimeoutError):
+                return None
+
+    came = await asyncio.gather(*(come_one() for _ in range(size)))
+    return [transport for transport in came if transport is not None]
+
+
+async def crowd(url: str, size: int) -> None:
+    """The idle players: gathers, says so, waits for a line, leaves without a word and comes back all at once."""
+    players = await come(url, size, AT_ONCE)
+    sys.stdout.write(f"{len(players)}\n")
+    sys.stdout.flush()
+    await asyncio.to_thread(sys.stdin.readline)
+    for transport in players:
+        transport.abort()
+    started = time.monotonic()
+    players = await come(url, size, size)
+    sys.stdout.write(f"{json.dumps([len(players), time.monotonic() - started])}\n")
+    sys.stdout.flush()
+    await asyncio.to_thread(sys.stdin.readline)
+
+
 async def enter(url: str) -> ClientConnection:
-    socket = await connect(url, compression=None, ping_interval=None, proxy=None, open_timeout=60)
+    socket = await connect(url, compression=None, ping_interval=None, proxy=None)
     await socket.send(wire.encode(wire.Hello(wire.PROTOCOL)))
     assert isinstance(wire.decode_server(await socket.recv()), wire.Welcome)
     return socket
 
 
-async def crowd(url: str, size: int) -> None:
-    """The idle players: gathers, says so, waits for a line, leaves without a word and comes back all at once."""
-    gate = asyncio.Semaphore(AT_ONCE)
-
-    async def gather_one() -> ClientConnection:
-        async with gate:
-            return await enter(url)
-
-    sockets = await asyncio.gather(*(gather_one() for _ in range(size)))
-    sys.stdout.write("gathered\n")
-    sys.stdout.flush()
-    await asyncio.to_thread(sys.stdin.readline)
-    for socket in sockets:
-        socket.transport.abort()
-    started = time.monotonic()
-    back = await asyncio.gather(*(enter(url) for _ in range(size)), return_exceptions=True)
-    served = sum(isinstance(socket, ClientConnection) for socket in back)
-    sys.stdout.write(f"{json.dumps([served, time.monotonic() - started])}\n")
-    sys.stdout.flush()
-    await asyncio.to_thread(sys.stdin.readline)
-
-
-async def first_text_ms(url: str) -> float:
-    """Median over stories that one player asks for, one after the other."""
-    socket, times = await enter(url), []
+async def first_text_ms(*urls: str) -> list[float]:
+    """Medians over stories that one player asks for, in turn at each of the gateways: noise meets all alike."""
+    sockets = [await enter(url) for url in urls]
+    times: list[list[float]] = [[] for _ in urls]
     for number in range(ASKS):
-        asked = time.monotonic()
-        await socket.send(wire.encode(wire.Ask(f"a{number}", words=("dragon",), max_tokens=4, ignore_end=True)))
-        first = 0.0
-        while not isinstance(frame := wire.decode_server(await socket.recv()), wire.Done):
-            if isinstance(frame, wire.Text) and not first:
-                first = (time.monotonic() - asked) * 1000
-        times.append(first)
-    await socket.close()
-    return statistics.median(times)
+        for socket, found in zip(sockets, times, strict=True):
+            asked, first = time.monotonic(), 0.0
+            await socket.send(wire.encode(wire.Ask(f"a{number}", words=("dragon",), max_tokens=4, ignore_end=True)))
+            while not isinstance(frame := wire.decode_server(await socket.recv()), wire.Done):
+                if isinstance(frame, wire.Text) and not first:
+                    first = (time.monotonic() - asked) * 1000
+            found.append(first)
+    for socket in sockets:
+        await socket.close()
+    return [statistics.median(found) for found in times]
 
 
 def resident_kib(gateway: Gateway) -> float:
@@ -131,9 +197,8 @@ def settled(read: Callable[[], float]) -> float:
     return before
 
 
-def measure(gateway: Gateway, size: int) -> Measured:
-    asyncio.run(first_text_ms(gateway.url))  # code paths and pools are warm from here on
-    alone = asyncio.run(first_text_ms(gateway.url))
+def measure(gateway: Gateway, empty: Gateway, size: int) -> Measured:
+    asyncio.run(first_text_ms(gateway.url, empty.url))  # code paths and pools are warm from here on
     before = settled(lambda: resident_kib(gateway))
     players = subprocess.Popen(
         [sys.executable, "-m", "tests.bench.density", "--crowd", gateway.url, "--connections", str(size)],
@@ -142,10 +207,10 @@ def measure(gateway: Gateway, size: int) -> Measured:
     assert players.stdin
     assert players.stdout
     try:
-        assert players.stdout.readline() == "gathered\n"
+        assert int(players.stdout.readline()) == size
         assert metric(gateway.metrics(), "gateway_connections") == size
         kib = (settled(lambda: resident_kib(gateway)) - before) / size
-        among = asyncio.run(first_text_ms(gateway.url))
+        among, alone = asyncio.run(first_text_ms(gateway.url, empty.url))
         players.stdin.write("come back\n")
         players.stdin.flush()
         served, seconds = json.loads(players.stdout.readline())
@@ -174,9 +239,9 @@ def main() -> int:
         folder = Path(name)
         with stack(folder, make_checkpoint(folder / "tiny")) as running:
             running.storyteller(STORYTELLER_THREADS="1")
-            gateway = running.gateway()
-            wait_until(gateway.is_ready, "a ready gateway")
-            measured = measure(gateway, options.connections)
+            gateway, empty = running.gateway(), running.gateway()
+            wait_until(lambda: gateway.is_ready() and empty.is_ready(), "ready gateways")
+            measured = measure(gateway, empty, options.connections)
     for words, is_kept in measured.promises:
         sys.stdout.write(f"{'kept  ' if is_kept else 'BROKEN'}  {words}\n")
     sys.stdout.write(f"{msgspec.json.encode(measured).decode()}\n")
