@@ -79,7 +79,7 @@ def test_nobody_runs_as_root(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(SERVICES) - {"loadbots"}))
 def test_everything_that_stays_has_a_health_check_that_asks_it(name: str) -> None:
-    asked = " ".join(SERVICES[name]["healthcheck"]["test"])
+    asked = without_default(" ".join(SERVICES[name]["healthcheck"]["test"]))
     assert {
         "redis": "ping", "front": ":8405/", "gateway": ":8080/readyz", "storyteller": ":9102/readyz",
         "prometheus": "/-/ready", "grafana": "/api/health",
@@ -137,12 +137,16 @@ def test_services_that_are_scaled_have_no_name_and_no_port_of_their_own(name: st
 
 def test_the_front_finds_every_gateway_through_dns_and_leaves_out_those_that_drain() -> None:
     config = (ROOT / "front/haproxy.cfg").read_text(encoding="utf-8")
-    for port in (8765, 8080):
-        assert re.search(rf"bind :{port}\b", config)
-        assert re.search(rf"server-template gateway \d+ gateway:{port}$", config, re.MULTILINE)
+    for name in ("GATEWAY_WS_PORT", "GATEWAY_HTTP_PORT"):
+        port = f"${{{name}}}"
+        assert f'bind ":{port}"' in config
+        assert re.search(rf'server-template gateway \d+ "gateway:{re.escape(port)}"$', config, re.MULTILINE)
+        published_as = SERVICES["front"]["environment"][name]
+        assert published_as == SERVICES["gateway"]["environment"][name], "a page knows itself and its game by them"
+        assert f"{published_as}:{published_as}" in " ".join(SERVICES["front"]["ports"])
     assert "option httpchk GET /readyz" in config
     assert "http-check expect ! string draining" in config
-    assert "check port 8080" in config
+    assert 'check port "${GATEWAY_HTTP_PORT}"' in config
     assert "nameserver dns 127.0.0.11:53" in config
 
 
