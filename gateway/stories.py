@@ -33,7 +33,8 @@ log = logging.getLogger("gateway")
 
 BLOCK_MS = 1000
 WATCH_S = 1.0
-ASK_TRIES = 3
+ASK_S = 3.0
+"""How long an ask is said again while its answer is lost or Redis is away."""
 FORGET_S = 30
 """How long an ended story waits here for its asker to listen."""
 ANSWER_S = 2
@@ -201,14 +202,17 @@ class Stories:
             self._queue_limit,
             self._player_limit,
         ]
-        for _ in range(ASK_TRIES):
+        until, pause_s = time.monotonic() + ASK_S, 0.05
+        while True:
             try:
                 outcome, number = await self._ask(args=[*args, self.name, self._lease_ms])
                 return outcome, number
             except (RedisError, OSError) as error:
                 metrics.redis_errors.inc()
-                failure = type(error).__name__
-        raise RefusedError("busy", f"the queue cannot be reached ({failure})", 2.0)
+                if time.monotonic() + pause_s > until:
+                    raise RefusedError("busy", f"the queue cannot be reached ({type(error).__name__})", 2.0) from None
+            await asyncio.sleep(pause_s)
+            pause_s *= 2
 
     def _refusal(self, outcome: bytes, number: int) -> RefusedError:
         if outcome == b"busy":
