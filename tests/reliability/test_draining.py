@@ -17,6 +17,9 @@ from tests.reliability.test_faults import Figure, attempts_of, until
 async def test_a_rolling_restart_of_everything_loses_nothing_and_waits_for_no_lease(
     stack: House, truth: dict[int, str], figure: Figure
 ) -> None:
+    crowds: list[Crowd] = []
+    slowest, num_moved, num_resumed = 0.0, 0, 0
+
     async def stop_amid_a_crowd(process: Process) -> Crowd:
         nonlocal slowest
         crowd = Crowd(stack.urls, SEEDS)
@@ -31,8 +34,6 @@ async def test_a_rolling_restart_of_everything_loses_nothing_and_waits_for_no_le
         crowds.append(crowd)
         return crowd
 
-    crowds: list[Crowd] = []
-    slowest, num_moved, num_resumed = 0.0, 0, 0
     for teller in tuple(stack.storytellers):
         crowd = await stop_amid_a_crowd(teller)
         num_moved += sum(attempts > 1 for attempts in attempts_of(stack, crowd))
