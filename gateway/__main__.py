@@ -132,7 +132,6 @@ def connect(url: str, timeout_s: float) -> Redis:
         protocol=2,
         socket_timeout=timeout_s,
         socket_connect_timeout=3,
-        socket_keepalive=True,
         retry=Retry(NoBackoff(), 0),
     )
 
