@@ -15,6 +15,7 @@ import logging
 import secrets
 import time
 from http import HTTPStatus
+from typing import Any
 
 import jwt
 import msgspec
@@ -376,10 +377,14 @@ def _done(frame_id: str, story: str, offset: int, ending: story_wire.Ending) -> 
     )
 
 
+class _Gist(msgspec.Struct):
+    id: Any = None
+    type: Any = None
+
+
 def _gist_of(raw: str) -> tuple[str | None, bool]:
     """Of a frame that is wrong otherwise: its id, so that its client knows which it was, and whether it is an ask."""
-    with contextlib.suppress(msgspec.DecodeError, AttributeError, RecursionError):
-        frame = msgspec.json.decode(raw)
-        found = frame.get("id")
-        return found if isinstance(found, str) and len(found) <= 64 else None, frame.get("type") == "ask"
+    with contextlib.suppress(msgspec.DecodeError, RecursionError):
+        gist = msgspec.json.decode(raw, type=_Gist)
+        return gist.id if isinstance(gist.id, str) and len(gist.id) <= 64 else None, gist.type == "ask"
     return None, False
