@@ -46,11 +46,16 @@ class Houses:
         """Stories that all live storytellers end in a second when their batches are full."""
         return sum(house.batch_size / (house.story_s or UNKNOWN_STORY_S) for house in self._working)
 
-    def eta_s(self, position: int) -> float:
-        """Seconds until a story with so many asks before it begins."""
+    def eta_s(self, position: int, num_written: int | None = None) -> float:
+        """Seconds until a story with so many asks before it begins.
+
+        `num_written` stories are being written; where nobody counted them, as many as the storytellers last said.
+        """
         if not self._working:
             return self.deadline_s
-        free = sum(house.batch_size - house.running - house.waiting for house in self._working)
+        if num_written is None:
+            num_written = sum(house.running + house.waiting for house in self._working)
+        free = sum(house.batch_size for house in self._working) - num_written
         return max(0, position + 1 - max(0, free)) / self.stories_per_s
 
     def retry_after_s(self) -> float:

@@ -173,7 +173,7 @@ class Stories:
         fire = self._fires[story] = Campfire(story, is_ours=True)
         fire.num_listeners += 1  # held until the caller listens
         try:
-            outcome, number = await self._put(story, ask, ahead_us)
+            outcome, number, num_written = await self._put(story, ask, ahead_us)
         except (RefusedError, asyncio.CancelledError):
             # Nobody knows whether Redis has it; if it has, nobody waits for it.
             del self._fires[story]
@@ -184,14 +184,14 @@ class Stories:
         if outcome != b"accepted":
             del self._fires[story]
             raise self._refusal(outcome, number)
-        eta_s = self.houses.eta_s(number)
+        eta_s = self.houses.eta_s(number, num_written)
         fire.promise(number, eta_s)
         house = self.houses.house
         voice = house.voices.get(wish.voice or house.default_voice) if house else None
         is_told = isinstance(wish.prompt, wire.Words | wire.Text)
         return Accepted(story, seed, number, eta_s, voice.opening if voice and voice.opening and is_told else None)
 
-    async def _put(self, story: str, ask: wire.Ask, ahead_us: int) -> tuple[bytes, int]:
+    async def _put(self, story: str, ask: wire.Ask, ahead_us: int) -> tuple[bytes, int, int]:
         """One atomic step, tried again under the same story where its answer was lost: it never counts twice."""
         args: list[Any] = [
             story,
@@ -205,8 +205,8 @@ class Stories:
         until, pause_s = time.monotonic() + ASK_S, 0.05
         while True:
             try:
-                outcome, number = await self._ask(args=[*args, self.name, self._lease_ms])
-                return outcome, number
+                outcome, number, num_written = await self._ask(args=[*args, self.name, self._lease_ms])
+                return outcome, number, num_written
             except (RedisError, OSError) as error:
                 metrics.redis_errors.inc()
                 if time.monotonic() + pause_s > until:
