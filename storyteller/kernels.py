@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from storyteller import tiles
 from storyteller.lanes import TILE_COLUMNS, TILE_ROWS, compiled
-from storyteller.tiles import PANEL
+from storyteller.tiles import PANEL, SPAN
 
 BLOCK = 16  # the same as story.BLOCK; a constant of the memory's layout here
 GROUP = 48
@@ -78,7 +78,7 @@ class Room(NamedTuple):
     wide: Floats  # [GROUP][widest linear]
     normed: Floats  # [GROUP][widest input]
     small: NDArray[np.uint8]  # [GROUP][widest input]
-    small_scale: Floats  # [GROUP]
+    small_scale: Floats  # [GROUP][spans]
     small2: NDArray[np.uint8]  # the same for the MLP's input
     small2_scale: NDArray[np.float32]
     normed2: NDArray[np.float32]
@@ -91,6 +91,7 @@ def linear(
 ) -> None:
     """y[r] (+)= a[r] @ weights + bias for `rows` rows."""
     weights, column, depth, width = place[0], place[1], place[2], place[3]
+    spans = -(-depth // SPAN)
     for panel in range(width // PANEL):
         for part in range(PANEL // TILE_COLUMNS):
             n = panel * PANEL + part * TILE_COLUMNS
@@ -105,7 +106,8 @@ def linear(
                             r * depth,
                             depth,
                             scale,
-                            r,
+                            r * spans,
+                            spans,
                             net.small,
                             w,
                             depth // 4,
@@ -124,7 +126,8 @@ def linear(
                             r * depth,
                             depth,
                             scale,
-                            r,
+                            r * spans,
+                            spans,
                             net.small,
                             w,
                             depth // 4,
@@ -143,7 +146,8 @@ def linear(
                             r * depth,
                             depth,
                             scale,
-                            r,
+                            r * spans,
+                            spans,
                             net.small,
                             w,
                             depth // 4,
@@ -177,12 +181,16 @@ def linear(
 
 @compiled
 def quantize_row(net: Net, x: Floats, at: int, size: int, small: Bytes, small_at: int, scale: Floats, r: int) -> None:
-    """One row as int8 with its own scale; nothing in float32 mode."""
+    """One row as int8, with a scale for each span; nothing in float32 mode."""
     if net.quantized:
-        most = tiles.largest_size(x, at, size)
-        factor = np.float32(127.0) / most if most > 0 else np.float32(0.0)
-        scale[r] = most / np.float32(127.0)
-        tiles.to_int8(x, at, size, factor, small, small_at)
+        spans = -(-size // SPAN)
+        for span in range(spans):
+            first = span * SPAN
+            count = min(SPAN, size - first)
+            most = tiles.largest_size(x, at + first, count)
+            factor = np.float32(127.0) / most if most > 0 else np.float32(0.0)
+            scale[r * spans + span] = most / np.float32(127.0)
+            tiles.to_int8(x, at + first, count, factor, small, small_at + first)
 
 
 @compiled

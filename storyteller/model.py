@@ -25,6 +25,7 @@ from storyteller.kernels import GROUP, Net, Room, Rows
 from storyteller.quantize import aligned
 from storyteller.sampling import Wishes
 from storyteller.story import BLOCK, Chunk, Sampling
+from storyteller.tiles import SPAN
 
 __all__ = ["Model", "ModelError"]
 GREEDY = Sampling()
@@ -103,6 +104,19 @@ class Model:
                 told[i] = token
         return told
 
+    def log_probabilities(self, tokens: Sequence[int]) -> list[float]:
+        """Of each token but the first, given those before it: to measure a model. Overwrites KV memory."""
+        found: list[float] = []
+        table = range(-(-len(tokens) // BLOCK))
+        for start in range(0, len(tokens) - 1, GROUP):
+            piece = tokens[start : min(start + GROUP, len(tokens) - 1)]
+            rows, _ = _rows([Chunk(piece, start, table, None, ())])
+            logits = self._workers[0].compute(rows, np.arange(len(piece))).astype(np.float64)
+            logits -= logits.max(axis=1, keepdims=True)
+            logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
+            found += logits[np.arange(len(piece)), tokens[start + 1 : start + 1 + len(piece)]].tolist()
+        return found
+
     def warm_up(self) -> None:
         """Compiles everything, or reads it from the compiler's cache, so that the first player does not wait."""
         kept, self._memory = self._memory, aligned(self._block_size, self._kind)
@@ -137,12 +151,7 @@ class _Worker:
     def run(self, chunks: Sequence[Chunk]) -> list[int | None]:
         model = self._model
         rows, wanted = _rows(chunks)
-        count = len(rows.tokens)
-        if self._room.x.size < count * model._net.hidden:
-            self._room = _room(model._net, model.window, count + count // 2)
-        if self._logits.size < len(wanted) * model._width:
-            self._logits = aligned(len(wanted) * model._width, np.float32)
-        kernels.forward(model._net, model._memory, rows, wanted, self._room, self._logits)
+        self.compute(rows, wanted)
         told: list[int | None] = [None] * len(chunks)
         if not wanted.size:
             return told
@@ -154,19 +163,31 @@ class _Worker:
         drawn = iter(tokens.tolist())
         return [None if chunk.sampling is None else next(drawn) for chunk in chunks]
 
+    def compute(self, rows: Rows, wanted: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Logits of the wanted rows, [wanted, vocabulary]; they stay until the next call."""
+        model, count = self._model, len(rows.tokens)
+        if self._room.x.size < count * model._net.hidden:
+            self._room = _room(model._net, model.window, count + count // 2)
+        if self._logits.size < len(wanted) * model._width:
+            self._logits = aligned(len(wanted) * model._width, np.float32)
+        kernels.forward(model._net, model._memory, rows, wanted, self._room, self._logits)
+        return self._logits[: len(wanted) * model._width].reshape(-1, model._width)[:, : model.vocab_size]
+
 
 def _room(net: Net, window: int, rows: int) -> Room:
     linears = [net.where[:, column : column + 4] for column in (kernels.QKV, kernels.OUT, kernels.UP, kernels.DOWN)]
     widest = max(int(linear[:-1, 3].max()) for linear in linears)
     deepest = max(int(linear[:, 2].max()) for linear in linears)
 
+    spans = -(-deepest // SPAN)
+
     def floats(size: int) -> NDArray[Any]:
         return aligned(size, np.float32)
 
     return Room(
         x=floats(rows * net.hidden), q=floats(rows * net.heads * net.dim), wide=floats(GROUP * widest),
-        normed=floats(GROUP * deepest), small=aligned(GROUP * deepest, np.uint8), small_scale=floats(GROUP),
-        small2=aligned(GROUP * deepest, np.uint8), small2_scale=floats(GROUP),
+        normed=floats(GROUP * deepest), small=aligned(GROUP * deepest, np.uint8), small_scale=floats(GROUP * spans),
+        small2=aligned(GROUP * deepest, np.uint8), small2_scale=floats(GROUP * spans),
         normed2=floats(GROUP * deepest), scores=floats(window + BLOCK),
     )  # fmt: skip
 

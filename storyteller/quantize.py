@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from storyteller.tiles import PANEL
+from storyteller.tiles import PANEL, SPAN
 
 Floats = NDArray[np.float32]
 
@@ -46,8 +46,8 @@ class Shelf:
         """Stores y = x @ weight.T + bias; weight is [outputs, inputs].
 
         Returns:
-            place of the weights (in `small` or `plain`), place of the columns' numbers in `plain` (int8: scales, 128
-            times the sum of each column, biases; float32: biases), padded inputs, padded outputs.
+            places of the weights (in `small` or `plain`) and of the columns' numbers in `plain` (int8: scales, biases,
+            and for each span -128 times the column's sum; float32: biases), padded inputs, padded outputs.
         """
         outputs, inputs = padded(weight.shape[0], PANEL), padded(weight.shape[1], 16)
         whole = np.zeros((outputs, inputs), np.float32)
@@ -59,12 +59,13 @@ class Shelf:
             panels = whole.reshape(outputs // PANEL, PANEL, inputs).transpose(0, 2, 1)
             return self.put(np.ascontiguousarray(panels)), self.put(biases), inputs, outputs
         codes, scales = to_int8(whole)
-        lost = (128 * codes.sum(axis=1, dtype=np.int32)).view(np.float32)
+        starts = np.arange(0, inputs, SPAN)
+        lost = -128 * np.add.reduceat(codes, starts, axis=1, dtype=np.int32)  # [outputs, spans]
         panels8 = codes.reshape(outputs // PANEL, PANEL, inputs // 4, 4).transpose(0, 2, 1, 3)
         place = self.small_size
         self.small.append(np.ascontiguousarray(panels8).reshape(-1))
         self.small_size += codes.size
-        return place, self.put(np.concatenate([scales, lost, biases])), inputs, outputs
+        return place, self.put(np.concatenate([scales, biases, lost.T.reshape(-1).view(np.float32)])), inputs, outputs
 
     def arrays(self) -> tuple[NDArray[np.int8], Floats]:
         """Both arrays whole; the shelf is empty afterwards."""
