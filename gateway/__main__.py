@@ -50,6 +50,7 @@ def main() -> int:
         sys.stderr.write(f"gateway: {error}\n")
         return 2
     logging.config.dictConfig(wire.log_config(sys.stderr.isatty()))
+    logging.captureWarnings(True)  # such as that of a short GATEWAY_AUTH_KEY: a line of the log like any other
     # A connection is a file descriptor: as many as the system lets us have.
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
