@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from websockets.client import ClientProtocol
@@ -86,6 +87,13 @@ def stack(running: House, silent: Silent) -> House:
     """The stack, whole again after whatever the last test did to it."""
     running.furnish()
     return running
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whichever comes first starts the whole stack, and compiles the kernels where nobody has yet."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.timeout(300))
 
 
 _figures: list[str] = []
