@@ -45,6 +45,7 @@ async def test_a_client_that_stops_reading_is_cut_off_and_harms_nobody(gateway: 
         assert max(gaps) < 3
         assert psutil.Process(gateway.process.pid).memory_info().rss - memory < 20 * 2**20
         await teller.say({"type": "cancel", "id": "a"})
+        await teller.until("done", "a")
         done = await reader.until("done", "r")
         assert done["finish_reason"] == "cancelled"
         deaf.close()
