@@ -89,6 +89,13 @@ def stack(running: House, silent: Silent) -> House:
     return running
 
 
+@pytest.fixture
+def small_stack(running: House, silent: Silent) -> House:
+    """The stack where one storyteller is enough; there may be two."""
+    running.furnish(storytellers=1)
+    return running
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whichever comes first starts the whole stack, and compiles the kernels where nobody has yet."""
     for item in items:

@@ -6,7 +6,7 @@ import asyncio
 import signal
 import time
 
-import pytest
+from websockets.asyncio.client import ClientConnection
 
 from gateway import wire
 from storyteller.wire import FINISH_REASONS, Key
@@ -130,28 +130,33 @@ async def test_a_story_that_nobody_hears_any_more_ends_unless_somebody_else_list
     figure(f"{endings.count('cancelled')} of 35 were cancelled, the one with another listener was told to its end")
 
 
-@pytest.mark.parametrize("lost", ["nobody began it", "begun"])
-async def test_without_any_storyteller_a_story_ends_when_its_time_is_over(stack: House, lost: str) -> None:
-    async with player(stack.urls[0], "waiter") as socket:
-        if lost == "begun":
-            await socket.send(wire.encode(ask(2, tokens=1000)))
-            while not isinstance(await receive(socket), wire.Text):
-                pass
+async def test_without_any_storyteller_stories_end_when_their_time_is_over(stack: House, figure: Figure) -> None:
+    async def ending(socket: ClientConnection) -> wire.Done:
+        while not isinstance(frame := await receive(socket), wire.Done):
+            pass
+        return frame
+
+    async with player(stack.urls[0], "begun") as begun, player(stack.urls[1], "waits") as waits:
+        await begun.send(wire.encode(ask(2, tokens=1000)))
+        while not isinstance(frame := await receive(begun), wire.Text):
+            pass
         for teller in stack.storytellers:
             teller.signal(signal.SIGSTOP)
-        if lost != "begun":
-            await socket.send(wire.encode(ask(2)))
-            await receive(socket)
+        await waits.send(wire.encode(ask(2)))
+        queued = await receive(waits)
+        assert isinstance(queued, wire.Queued)
         with stack.redis as redis:
-            await until(lambda: redis.zcard(Key.WAITING) == 1, "the story in the queue")
-            [story] = redis.zrange(Key.WAITING, 0, -1)
-            # As if it had waited for longer than STORYTELLER_DEADLINE_S.
-            redis.hincrby(Key.STORY + story.decode(), "put_back" if lost == "begun" else "accepted", -41_000)
-            asked = time.monotonic()
-            while not isinstance(done := await receive(socket), wire.Done):
-                pass
-        assert done.finish_reason == ("failed" if lost == "begun" else "expired")
-        assert time.monotonic() - asked < 15
+            # As if they had waited for longer than STORYTELLER_DEADLINE_S.
+            redis.hincrby(Key.STORY + queued.story, "accepted", -41_000)
+            started = time.monotonic()
+            assert (await ending(waits)).finish_reason == "expired"
+            expired_after = time.monotonic() - started
+            await until(lambda: redis.zscore(Key.WAITING, frame.story), "the begun story in the queue", 15)
+            redis.hincrby(Key.STORY + frame.story, "put_back", -41_000)
+            assert (await ending(begun)).finish_reason == "failed"
+        failed_after = time.monotonic() - started
     for teller in stack.storytellers:
         teller.signal(signal.SIGCONT)
     await until(stack.is_idle, "an empty queue")
+    assert failed_after < 20
+    figure(f"expired after {expired_after:.1f} s, failed after {failed_after:.1f} s, the waiting itself not counted")

@@ -64,9 +64,9 @@ async def test_the_last_storyteller_finishes_its_stories(stack: House, truth: di
 
 
 async def test_a_gateway_lets_stories_end_takes_no_asks_and_closes_with_4000(
-    stack: House, truth: dict[int, str], figure: Figure
+    small_stack: House, truth: dict[int, str], figure: Figure
 ) -> None:
-    gateway = stack.gateways[0]
+    gateway = small_stack.gateways[0]
     async with player(gateway.url, "stays") as busy, player(gateway.url, "idles") as idle:
         await busy.send(wire.encode(ask(7)))
         while not isinstance(frame := await receive(busy), wire.Text):
@@ -92,15 +92,15 @@ async def test_a_gateway_lets_stories_end_takes_no_asks_and_closes_with_4000(
     figure(f"left after {time.monotonic() - started:.1f} s")
 
 
-async def test_a_storyteller_stops_in_time_though_redis_is_gone(stack: House, figure: Figure) -> None:
-    teller = stack.storytellers[0]
-    stack.stack.valkey.kill()
+async def test_a_storyteller_stops_in_time_though_redis_is_gone(small_stack: House, figure: Figure) -> None:
+    teller = small_stack.storytellers[0]
+    small_stack.stack.valkey.kill()
     await until(lambda: not teller.is_ready(), "a storyteller that misses Redis")
     started = time.monotonic()
     code = await asyncio.to_thread(teller.stop)
-    gateway_code = await asyncio.to_thread(stack.gateways[0].stop)
+    gateway_code = await asyncio.to_thread(small_stack.gateways[0].stop)
     took = time.monotonic() - started
-    await asyncio.to_thread(stack.start_redis)
+    await asyncio.to_thread(small_stack.start_redis)
     assert (code, gateway_code) == (0, 0)
     assert took < 30
     figure(f"both left after {took:.1f} s")

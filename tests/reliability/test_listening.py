@@ -29,9 +29,9 @@ async def hear(url: str, story: str, after: str | None = None) -> tuple[str, wir
 
 
 async def test_whoever_comes_hears_the_whole_story_or_goes_on_behind_the_cursor(
-    stack: House, truth: dict[int, str]
+    small_stack: House, truth: dict[int, str]
 ) -> None:
-    here, there = stack.urls
+    here, there = small_stack.urls
     hearings: dict[str, tuple[int, asyncio.Task[tuple[str, wire.Done]]]] = {}
 
     def listen(name: str, url: str, after: str | None = None, offset: int = 0) -> None:
@@ -51,7 +51,7 @@ async def test_whoever_comes_hears_the_whole_story_or_goes_on_behind_the_cursor(
                 listen(f"behind frame {frames}, there", there, frame.cursor, len(text))
                 if frames == 3:
                     listen("from the beginning, in the middle of it, there", there)
-                    with stack.redis as redis:
+                    with small_stack.redis as redis:
                         assert redis.info("clients")["blocked_clients"] <= 5, "more than one reader a process"
     assert text == truth[3]
     listen("afterwards, there", there)
@@ -61,15 +61,15 @@ async def test_whoever_comes_hears_the_whole_story_or_goes_on_behind_the_cursor(
         heard, done = await hearing
         assert heard == text[offset:], name
         assert (done.finish_reason, done.cursor, done.usage) == (frame.finish_reason, frame.cursor, frame.usage), name
-    with stack.redis as redis:
+    with small_stack.redis as redis:
         assert RETENTION_S - 60 < redis.ttl(Key.TOLD + story) <= RETENTION_S
         assert RETENTION_S - 60 < redis.ttl(Key.STORY + story) <= RETENTION_S
-    pages = [gateway.metrics for gateway in stack.gateways]
+    pages = [gateway.metrics for gateway in small_stack.gateways]
     await until(lambda: not any(metric(page(), "gateway_listeners") for page in pages), "no listener")
 
 
-async def test_a_listener_that_leaves_takes_nothing_from_the_others(stack: House, truth: dict[int, str]) -> None:
-    async with player(stack.urls[0], "asker") as socket, player(stack.urls[1], "guest") as guest:
+async def test_a_listener_that_leaves_takes_nothing_from_the_others(small_stack: House, truth: dict[int, str]) -> None:
+    async with player(small_stack.urls[0], "asker") as socket, player(small_stack.urls[1], "guest") as guest:
         await socket.send(wire.encode(ask(4)))
         queued = await receive(socket)
         assert isinstance(queued, wire.Queued)
@@ -86,8 +86,8 @@ async def test_a_listener_that_leaves_takes_nothing_from_the_others(stack: House
 
 
 @pytest.mark.parametrize("is_told", [True, False], ids=["told", "being told"])
-async def test_what_is_no_place_in_a_story_is_refused_and_never_hangs(stack: House, is_told: bool) -> None:
-    async with player(stack.urls[0], "asker") as socket, player(stack.urls[1], "guest") as guest:
+async def test_what_is_no_place_in_a_story_is_refused_and_never_hangs(small_stack: House, is_told: bool) -> None:
+    async with player(small_stack.urls[0], "asker") as socket, player(small_stack.urls[1], "guest") as guest:
         await socket.send(wire.encode(ask(5, tokens=1000)))
         queued = await receive(socket)
         assert isinstance(queued, wire.Queued)
@@ -118,15 +118,15 @@ async def test_what_is_no_place_in_a_story_is_refused_and_never_hangs(stack: Hou
         assert isinstance(await receive(guest), wire.Text), "the connection lives on"
 
 
-async def test_a_story_whose_time_is_over_is_not_found(stack: House) -> None:
-    async with player(stack.urls[0], "asker") as socket:
+async def test_a_story_whose_time_is_over_is_not_found(small_stack: House) -> None:
+    async with player(small_stack.urls[0], "asker") as socket:
         await socket.send(wire.encode(ask(6, tokens=5)))
         while not isinstance(done := await receive(socket), wire.Done):
             pass
-    with stack.redis as redis:
+    with small_stack.redis as redis:
         redis.pexpire(Key.STORY + done.story, 1)
         redis.pexpire(Key.TOLD + done.story, 1)
         await asyncio.to_thread(wait_until, lambda: not redis.exists(Key.STORY + done.story), "the story, expired")
-    for url in stack.urls:
+    for url in small_stack.urls:
         with pytest.raises(AssertionError, match="not_found"):
             await replay(url, done.story)

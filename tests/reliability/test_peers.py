@@ -23,9 +23,9 @@ HEARTBEAT_S = 20
 
 
 async def test_a_client_that_never_reads_is_gone_within_its_deadline_and_nobody_else_notices(
-    stack: House, truth: dict[int, str], figure: Figure
+    small_stack: House, truth: dict[int, str], figure: Figure
 ) -> None:
-    gateway = stack.gateways[0]
+    gateway = small_stack.gateways[0]
     async with player(gateway.url, "asker") as asker:
         await asker.send(wire.encode(ask(0, tokens=1000)))
         while not isinstance(done := await receive(asker), wire.Done):
