@@ -16,7 +16,8 @@ from aiohttp import web
 
 from gateway import metrics, openai
 from gateway.openai import ApiError, Asked, BrokenOffError
-from gateway.stories import Accepted, Event, Piece, RefusedError, Stories
+from gateway.stories import Accepted, Event, Piece, Stories
+from gateway.wishes import RefusedError
 from storyteller import wire
 
 SEND_S = 10

@@ -20,8 +20,9 @@ from gateway import metrics, openai
 from gateway.answers import Answers, deadline, error_response, refused
 from gateway.config import Config
 from gateway.openai import ApiError, Asked, BrokenOffError
-from gateway.stories import RefusedError, Stories
+from gateway.stories import Stories
 from gateway.strangers import Origins, bound, keep_out_of_log
+from gateway.wishes import RefusedError
 
 log = logging.getLogger("gateway")
 

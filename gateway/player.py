@@ -22,9 +22,9 @@ from websockets.exceptions import ConnectionClosed
 
 from gateway import metrics, wire
 from gateway.config import Config
-from gateway.stories import Accepted, Piece, Place, RefusedError, Stories
+from gateway.stories import Accepted, Piece, Place, Stories
 from gateway.wire import Close
-from gateway.wishes import Wish, settings_of
+from gateway.wishes import RefusedError, Wish, settings_of
 from storyteller import wire as story_wire
 
 SEND_S = 10

@@ -24,8 +24,8 @@ from redis.exceptions import RedisError
 from gateway import metrics
 from gateway.campfire import Campfire
 from gateway.houses import Houses
-from gateway.wire import ErrorCode
-from gateway.wishes import Wish
+from gateway.tellable import Tellable
+from gateway.wishes import RefusedError, Wish
 from storyteller import wire
 from storyteller.wire import Key
 
@@ -41,19 +41,6 @@ ANSWER_S = 2
 """How long to wait for a storyteller to measure a prompt."""
 MAX_QUESTIONS = 16
 """Prompts that are measured at once; each holds a connection to Redis meanwhile."""
-BYTES_PER_TOKEN = 32
-"""No text has so many: a prompt that is longer than that is too long without being measured."""
-MAX_KNOWN_ROLES = 1000
-
-
-class RefusedError(Exception):
-    """This cannot be; `code` and `message` are for the client."""
-
-    def __init__(self, code: ErrorCode, message: str, retry_after_s: float | None = None) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-        self.retry_after_s = retry_after_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +83,7 @@ class Stories:
         self._player_limit = player_limit
         self._lease_ms = int((grace_s + 2 * WATCH_S) * 1000)  # a story counts as heard for so long after each watch
         self._measuring = asyncio.Semaphore(MAX_QUESTIONS)
-        self._known_roles: set[tuple[str, ...]] = {()}  # orders of roles that the model's template takes
+        self._tellable = Tellable(self.houses, self._measure)
         self._fires: dict[str, Campfire] = {}
         self._unwanted: set[str] = set()  # stories to cancel, until Redis has heard of it
         self._woken: bytes | str = "0-0"
@@ -165,7 +152,7 @@ class Stories:
             self._tidy(fire)
 
     async def _accept(self, wish: Wish) -> Accepted:
-        await self._check(wish)
+        await self._tellable.check(wish)
         story, seed = secrets.token_urlsafe(12), wish.seed if wish.seed is not None else secrets.randbelow(2**31)
         ask = wire.Ask(story, wish.prompt, seed, wish.settings, wish.voice, wish.player, wish.priority)
         ahead_us = wire.HIGH_S * 1_000_000 if wish.priority == "high" else 0
@@ -222,28 +209,6 @@ class Stories:
             f"expected at most {self._player_limit} unfinished stories a player, {number} are unfinished",
             self.houses.story_s,
         )
-
-    async def _check(self, wish: Wish) -> None:
-        """Refuses what no storyteller could tell. Where none was ever seen, there is nothing to check against."""
-        house = self.houses.house
-        if house is None:
-            return
-        if wish.voice is not None and wish.voice not in house.voices:
-            raise RefusedError("bad_request", f"voice: expected one of {', '.join(house.voices)}, got {wish.voice!r}")
-        most = min(house.window, house.kv_tokens + 1) - 1  # tokens of a prompt that leaves room for one
-        longest = _most_tokens(wish.prompt)
-        if longest > (most + 1) * BYTES_PER_TOKEN:
-            raise RefusedError("too_long", f"prompt: expected at most {most} tokens, got {longest} bytes")
-        roles = _unusual(wish.prompt)
-        if longest + house.overhead <= most and roles in self._known_roles:
-            return
-        num_tokens = await self._measure(wish)
-        if num_tokens is not None and num_tokens > most:
-            raise RefusedError("too_long", f"prompt: expected at most {most} tokens, got {num_tokens}")
-        if num_tokens == -1:
-            raise RefusedError("bad_request", "prompt: the model's template or vocabulary does not take it")
-        if num_tokens is not None and any(roles) and len(roles) <= 64 and len(self._known_roles) < MAX_KNOWN_ROLES:
-            self._known_roles.add(roles)
 
     async def _measure(self, wish: Wish) -> int | None:
         """How many tokens the prompt has, by any storyteller; `None` where none answers in time."""
@@ -373,25 +338,3 @@ class Stories:
                         self._tidy(fire)
                     else:
                         fire.move(place)
-
-
-def _most_tokens(prompt: wire.Prompt) -> int:
-    """A bound: no vocabulary makes more tokens than there are bytes."""
-    match prompt:
-        case wire.Words(words):
-            return len(", ".join(words).encode())
-        case wire.Text(text) | wire.Raw(text):
-            return len(text.encode()) + 1
-        case wire.Chat(messages):
-            return sum(len(message.content.encode()) + len(message.role) + 8 for message in messages)
-
-
-def _unusual(prompt: wire.Prompt) -> tuple[str, ...]:
-    """What a model may refuse for another reason than its length: an order of roles, or nothing at all."""
-    match prompt:
-        case wire.Chat(messages):
-            return tuple(message.role for message in messages)
-        case wire.Raw(""):
-            return ("",)
-        case _:
-            return ()

@@ -1,14 +1,25 @@
-"""What somebody asks for, in the one shape that both doors bring it into."""
+"""What somebody asks for, in the one shape that both doors bring it into, and what a refusal looks like."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from gateway.wire import ErrorCode
 from storyteller import wire
 
 MOST = 2**31 - 1
 """More tokens than any window has, and more than any vocabulary: a larger number means the same."""
+
+
+class RefusedError(Exception):
+    """This cannot be; `code` and `message` are for the client."""
+
+    def __init__(self, code: ErrorCode, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.retry_after_s = retry_after_s
 
 
 @dataclass(frozen=True, slots=True)
