@@ -75,6 +75,11 @@ def _packaged() -> tuple[Path, str, str]:
     raise ModelError(f"expected a .gguf file in the package {PACKAGED} {package.version}, there is none")
 
 
+def packaged_file() -> Path:
+    """The packaged model's .gguf file."""
+    return _packaged()[0]
+
+
 def _load_folder(folder: Path, quantize: str, say: Callable[[str], None]) -> Checkpoint:
     if not (folder / "config.json").is_file():
         raise ModelError(f"expected a model in {str(folder)!r}, there is no config.json")
