@@ -102,6 +102,12 @@ def _curve(name: str) -> str:
     return CURVES[name]
 
 
+def check_family(family: str) -> None:
+    """Raises `ModelError` for a family that the engine does not have."""
+    if family not in SUPPORTED:
+        raise ModelError(f"expected a model of a family out of {', '.join(SUPPORTED)}, this one is {family!r}")
+
+
 def take_apart(model: Any) -> Parts:
     """The weights of a loaded causal language model.
 
@@ -109,8 +115,7 @@ def take_apart(model: Any) -> Parts:
         ModelError: for a family, activation or rotary embedding that the engine does not have.
     """
     family = model.config.model_type
-    if family not in SUPPORTED:
-        raise ModelError(f"expected a model of a family out of {', '.join(SUPPORTED)}, this one is {family!r}")
+    check_family(family)
     if family == "gpt2":
         return _gpt2(model)
     return _gpt_neox(model) if family == "gpt_neox" else _llama(model)

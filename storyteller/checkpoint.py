@@ -9,6 +9,7 @@ weights come from is gone when `load` returns. It does not run the model.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import hashlib
 import importlib.metadata
@@ -25,7 +26,7 @@ from typing import Any, Literal
 import numpy as np
 
 from storyteller import kernels, tiles
-from storyteller.architectures import Linear, ModelError, Parts, take_apart
+from storyteller.architectures import Linear, ModelError, Parts, check_family, take_apart
 from storyteller.kernels import Floats, Net
 from storyteller.quantize import Shelf, padded, to_bfloat16
 
@@ -110,7 +111,8 @@ def _load_gguf(
         say(f"converting {path.name}, once: takes about half a minute")
         found = _take(str(path.parent), {"gguf_file": path.name}, name, revision or digest, quantize)
         _save(found, home)
-        return found
+        del found
+        _give_back()
     say(f"loading {name} from {home}")
     return _restore(home)
 
@@ -126,18 +128,35 @@ def _take(place: str, options: dict[str, Any], name: str, revision: str, quantiz
         warnings.simplefilter("ignore")  # of other people's code, about other people's code
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(place, **options)
-            model = transformers.AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32, **options)
-        except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+            if "gguf_file" not in options:  # the config inside a .gguf file takes as long as the whole
+                check_family(transformers.AutoConfig.from_pretrained(place, **options).model_type)
+            loader: Any = transformers.AutoModelForCausalLM
+            model, found = loader.from_pretrained(place, dtype=torch.float32, output_loading_info=True, **options)
+        except ModelError:
+            raise
+        except Exception as error:  # whatever a broken file makes of the libraries that read it
             reason = " ".join(str(error).split())[:300]
             raise ModelError(f"expected a model that transformers can load at {place!r}: {reason}") from None
+    if found["missing_keys"]:  # transformers would go on with random numbers
+        raise ModelError(
+            f"expected all weights at {place!r}, {sorted(found['missing_keys'])[0]} and maybe more is missing"
+        )
     parts = take_apart(model)
     ends = _end_ids(model, tokenizer)
     commit = getattr(model.config, "_commit_hash", None)
     net = pack(parts, quantize == "int8")
     window, vocabulary = parts.shape.window, parts.shape.vocabulary
     del model, parts
-    gc.collect()
+    _give_back()
     return Checkpoint(net, tokenizer, name, commit or revision, window, vocabulary, ends)
+
+
+def _give_back() -> None:
+    """Returns what was freed to the system; the C library would keep it."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
@@ -258,7 +277,11 @@ def _restore(home: Path) -> Checkpoint:
 
     facts = json.loads((home / "model.json").read_text())
     # read, not mapped: weights in large anonymous pages are streamed faster
-    net = Net(**facts.pop("net"), **{name: np.load(home / f"{name}.npy") for name in ARRAYS})
+    # but for the embedding, of which few rows are ever wanted
+    modes: dict[str, Any] = {"embedding": "c"}
+    for name in ARRAYS:
+        facts["net"][name] = np.asarray(np.load(home / f"{name}.npy", mmap_mode=modes.get(name)))
+    net = Net(**facts["net"])
     tokenizer = AutoTokenizer.from_pretrained(str(home), local_files_only=True)
     return Checkpoint(net, tokenizer, facts["name"], facts["revision"], facts["window"], facts["vocabulary"],
                       frozenset(facts["ends"]))  # fmt: skip
