@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from storyteller import kernels, tiles
+from storyteller import kernels, tiles, vectors
 from storyteller.architectures import Linear, ModelError, Parts, check_family, take_apart
 from storyteller.kernels import Floats, Net
 from storyteller.quantize import Shelf, padded, to_bfloat16
@@ -229,7 +229,7 @@ def pack(parts: Parts, quantized: bool) -> Net:
     return Net(
         quantized=quantized, layers=shape.layers, hidden=hidden, true_hidden=shape.hidden, heads=shape.heads,
         kv_heads=shape.kv_heads, dim=dim, rotary=shape.rotary, inner=padded(shape.inner, tiles.PANEL),
-        gated=parts.layer(0).gate is not None, activation=tiles.CURVES.index(shape.activation),
+        gated=parts.layer(0).gate is not None, activation=vectors.CURVES.index(shape.activation),
         norm=kernels.NORM_LAYER if shape.norm == "layer" else kernels.NORM_RMS, parallel=shape.parallel, eps=shape.eps,
         scale=np.array(shape.scales, np.float32), small=small, plain=plain, where=where,
         embedding=to_bfloat16(embedding) if quantized else embedding,

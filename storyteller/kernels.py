@@ -3,7 +3,7 @@
 Each row is computed on its own, in an order that its position alone decides: alone, in a crowd, as part of a prompt or
 one by one, on any number of threads, the same token after the same tokens gives the same bits.
 
-KV memory is paged: ``[block][layer][kv head][keys [dim][16], values [16][dim]]``, float32 or bfloat16 in uint16.
+KV memory is paged: ``[block][layer][kv head][keys, values]``, see `attention.py`; float32, or bfloat16 in uint16.
 
 It does not choose tokens (`sampling.py`), own memory or threads (`model.py`). Indices are not checked here.
 """
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from storyteller import tiles
+from storyteller import attention, tiles, vectors
 from storyteller.lanes import TILE_COLUMNS, TILE_ROWS, compiled
 from storyteller.tiles import PANEL, SPAN
 
@@ -187,10 +187,10 @@ def quantize_row(net: Net, x: Floats, at: int, size: int, small: Bytes, small_at
         for span in range(spans):
             first = span * SPAN
             count = min(SPAN, size - first)
-            most = tiles.largest_size(x, at + first, count)
+            most = vectors.largest_size(x, at + first, count)
             factor = np.float32(127.0) / most if most > 0 else np.float32(0.0)
             scale[r * spans + span] = most / np.float32(127.0)
-            tiles.to_int8(x, at + first, count, factor, small, small_at + first)
+            vectors.to_int8(x, at + first, count, factor, small, small_at + first)
 
 
 @compiled
@@ -203,10 +203,10 @@ def norm_rows(
         at = (first + r) * size
         mean = np.float32(0.0)
         if net.norm == NORM_LAYER:
-            mean = tiles.total(x, at, size) / np.float32(net.true_hidden)
-        squares = tiles.total_squares(x, at, size, mean) - np.float32(size - net.true_hidden) * mean * mean
+            mean = vectors.total(x, at, size) / np.float32(net.true_hidden)
+        squares = vectors.total_squares(x, at, size, mean) - np.float32(size - net.true_hidden) * mean * mean
         factor = np.float32(1.0) / np.sqrt(squares / np.float32(net.true_hidden) + np.float32(net.eps))
-        tiles.normalise(x, at, size, mean, factor, net.plain, weight, net.plain, bias, y, r * size)
+        vectors.normalise(x, at, size, mean, factor, net.plain, weight, net.plain, bias, y, r * size)
         quantize_row(net, y, r * size, size, small, r * size, scale, r)
 
 
@@ -230,8 +230,8 @@ def keep_keys(net: Net, memory: Array, layer: int, qkv: Floats, at: int, positio
         if net.rotary > 0:
             rotate(net, qkv, keys, position)
         place = ((block * net.layers + layer) * net.kv_heads + head) * 2 * size
-        tiles.keep_key(qkv, keys, net.dim, memory, place + slot)
-        tiles.keep(qkv, keys + net.kv_heads * net.dim, net.dim, memory, place + size + slot * net.dim)
+        attention.keep_keys(qkv, keys, net.dim, memory, place, slot)
+        attention.keep_values(qkv, keys + net.kv_heads * net.dim, net.dim, memory, place + size + slot * net.dim)
 
 
 @compiled
@@ -267,22 +267,21 @@ def attend(
         place = tables[start] * whole + here
         for b in range(blocks):
             soon = tables[start + min(b + 1, blocks - 1)] * whole + here
-            tiles.score(q, q_at + head * dim, memory, place, dim, scores, b * BLOCK, memory, soon)
+            attention.score(q, q_at + head * dim, memory, place, dim, scores, b * BLOCK, memory, soon)
             place = soon
         for i in range(position + 1, blocks * BLOCK):
             scores[i] = -np.inf
-        most = tiles.largest(scores, 0, blocks * BLOCK)
-        weight = np.float32(1.0) / tiles.exponentials(scores, 0, blocks * BLOCK, most, np.float32(1.0))
+        most = vectors.largest(scores, 0, blocks * BLOCK)
+        weight = np.float32(1.0) / vectors.exponentials(scores, 0, blocks * BLOCK, most, np.float32(1.0))
         for i in range(dim):
             out[out_at + head * dim + i] = np.float32(0.0)
         place = tables[start] * whole + here + size
         for b in range(blocks):
             soon = tables[start + min(b + 1, blocks - 1)] * whole + here + size
             count = min(BLOCK, position + 1 - b * BLOCK)  # what lies behind may be another story's, even no number
-            tiles.weigh(scores, b * BLOCK, count, memory, place, dim, out, out_at + head * dim, memory, soon)
+            attention.weigh(scores, b * BLOCK, count, memory, place, dim, out, out_at + head * dim, memory, soon)
             place = soon
-        for i in range(dim):
-            out[out_at + head * dim + i] *= weight
+        attention.finish(out, out_at + head * dim, dim, weight, memory, 0)
 
 
 @compiled
@@ -290,28 +289,28 @@ def activate(net: Net, x: Floats, at: int) -> None:
     """The MLP's curve over one row, times the gate's other half where there is one."""
     kind, size = net.activation, net.inner
     if net.gated:
-        if kind == tiles.SILU:
-            tiles.gated_silu(x, at, size)
-        elif kind == tiles.GELU_TANH:
-            tiles.gated_gelu_tanh(x, at, size)
-        elif kind == tiles.GELU:
-            tiles.gated_gelu(x, at, size)
+        if kind == vectors.SILU:
+            vectors.gated_silu(x, at, size)
+        elif kind == vectors.GELU_TANH:
+            vectors.gated_gelu_tanh(x, at, size)
+        elif kind == vectors.GELU:
+            vectors.gated_gelu(x, at, size)
         else:
-            tiles.gated_relu(x, at, size)
-    elif kind == tiles.SILU:
-        tiles.silu(x, at, size)
-    elif kind == tiles.GELU_TANH:
-        tiles.gelu_tanh(x, at, size)
-    elif kind == tiles.GELU:
-        tiles.gelu(x, at, size)
+            vectors.gated_relu(x, at, size)
+    elif kind == vectors.SILU:
+        vectors.silu(x, at, size)
+    elif kind == vectors.GELU_TANH:
+        vectors.gelu_tanh(x, at, size)
+    elif kind == vectors.GELU:
+        vectors.gelu(x, at, size)
     else:
-        tiles.relu(x, at, size)
+        vectors.relu(x, at, size)
 
 
 @compiled
 def embed(net: Net, rows: Rows, x: Floats) -> None:
     for r in range(rows.tokens.size):
-        tiles.fetch(net.embedding, rows.tokens[r] * net.hidden, net.hidden, x, r * net.hidden)
+        vectors.fetch(net.embedding, rows.tokens[r] * net.hidden, net.hidden, x, r * net.hidden)
         if net.positions.size > 0:
             for i in range(net.hidden):
                 x[r * net.hidden + i] += net.positions[rows.positions[r] * net.hidden + i]

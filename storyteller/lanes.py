@@ -33,7 +33,7 @@ config: Any = untyped_config
 LANES = 16
 
 
-_SOURCES = ("lanes.py", "tiles.py", "kernels.py", "sampling.py")
+_SOURCES = ("lanes.py", "tiles.py", "vectors.py", "attention.py", "kernels.py", "sampling.py")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -172,16 +172,21 @@ class Emit:
         one = self.const(1.0)
         return self.builder.fdiv(one, self.builder.fadd(one, self.exp(self.builder.fneg(x))))
 
+    @staticmethod
+    def is_narrow(pointer: Any) -> bool:
+        """Whether an array holds bfloat16 in uint16, not float32."""
+        return isinstance(pointer.type.pointee, ir.IntType)
+
     def wide(self, pointer: Any, index: Any) -> Any:
         """Sixteen bfloat16 or float32 numbers, as float32."""
-        if not isinstance(pointer.type.pointee, ir.IntType):
+        if not self.is_narrow(pointer):
             return self.load(pointer, index)
         half = self.load(pointer, index, ir.VectorType(ir.IntType(16), LANES))
         return self.builder.bitcast(self.builder.shl(self.builder.zext(half, VI), ir.Constant(VI, [16] * LANES)), VF)
 
     def narrow(self, value: Any, pointer: Any) -> Any:
         """Sixteen float32 numbers as what `pointer` points to: as they are, or bfloat16, ties to even."""
-        if not isinstance(pointer.type.pointee, ir.IntType):
+        if not self.is_narrow(pointer):
             return value
         b = self.builder
         bits = b.bitcast(value, VI)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from storyteller import tiles
+from storyteller import vectors
 from storyteller.kernels import Floats, Ints
 from storyteller.lanes import compiled
 
@@ -183,7 +183,7 @@ def draw_few(logits: Floats, at: int, width: int, k: int, wishes: Wishes, i: int
     whole = -(-size // 16) * 16
     for j in range(size, whole):
         values[j] = -np.inf
-    mass: Any = np.float64(tiles.exponentials(values, 0, whole, values[0], steepness(wishes.temperature[i])))
+    mass: Any = np.float64(vectors.exponentials(values, 0, whole, values[0], steepness(wishes.temperature[i])))
     if wishes.top_p[i] < 1.0:
         reached, kept = 0.0, 0
         while kept < size and (kept == 0 or reached < wishes.top_p[i] * mass):
@@ -248,7 +248,7 @@ def draw_many(
     logits: Floats, at: int, vocabulary: int, width: int, most: float, wishes: Wishes, i: int, lot: float, desk: Desk
 ) -> int:
     """Draws from the whole vocabulary, cut by top_k, top_p and min_p; the logits become weights."""
-    tiles.exponentials(logits, at, width, most, steepness(wishes.temperature[i]))
+    vectors.exponentials(logits, at, width, most, steepness(wishes.temperature[i]))
     if 0 < wishes.top_k[i] < vocabulary:
         cut(logits, at, vocabulary, np.float64(wishes.top_k[i]), 0.0, desk)
     if wishes.top_p[i] < 1.0:
@@ -265,11 +265,11 @@ def pick(weights: Floats, at: int, width: int, lot: float) -> int:
     """The id at share `lot` of the sum of weights, in the order of ids."""
     mass = 0.0
     for start in range(0, width, 256):
-        mass += tiles.total(weights, at + start, min(256, width - start))
+        mass += vectors.total(weights, at + start, min(256, width - start))
     target, reached, last = lot * mass, 0.0, 0
     for start in range(0, width, 256):
         size = min(256, width - start)
-        block = tiles.total(weights, at + start, size)
+        block = vectors.total(weights, at + start, size)
         if reached + block > target:
             for j in range(start, start + size):
                 if weights[at + j] > 0:
@@ -295,8 +295,8 @@ def draw(logits: Floats, at: int, vocabulary: int, width: int, wishes: Wishes, i
         penalise(logits, at, vocabulary, wishes.history, begin, end, wishes.penalty[i], desk.stamps, stamp)
     for j in range(vocabulary, width):
         logits[at + j] = -np.inf
-    tiles.peaks(logits, at, width, desk.peaks, 0)
-    most = tiles.largest(desk.peaks, 0, -(-width // 256) * 16)
+    vectors.peaks(logits, at, width, desk.peaks, 0)
+    most = vectors.largest(desk.peaks, 0, -(-width // 256) * 16)
     k = wishes.top_k[i]
     if wishes.temperature[i] <= 0.0 or wishes.top_p[i] <= 0.0 or k == 1 or not np.isfinite(most):
         return greedy(logits, at, vocabulary, most, desk.peaks)

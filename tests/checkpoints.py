@@ -47,9 +47,11 @@ def _config(family: Family, vocabulary: int, window: int) -> Any:
             num_attention_heads=4, intermediate_size=96, use_parallel_residual=family == "gpt_neox",
             rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}, **ends,
         )  # fmt: skip
+    # heads of 16, 32 and 112 numbers: whole vectors of every kind, and what is left over
+    hidden, heads, kv_heads = {"llama_grouped": (64, 4, 2), "llama_untied": (224, 2, 2)}.get(family, (64, 2, 2))
     return transformers.LlamaConfig(
-        vocab_size=vocabulary, max_position_embeddings=window, hidden_size=64, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2 if family == "llama_grouped" else 4, intermediate_size=112,
+        vocab_size=vocabulary, max_position_embeddings=window, hidden_size=hidden, num_hidden_layers=2,
+        num_attention_heads=heads, num_key_value_heads=kv_heads, intermediate_size=112,
         tie_word_embeddings=family != "llama_untied", **ends,
     )  # fmt: skip
 
