@@ -82,14 +82,14 @@ def main() -> int:
     except SettingsError as error:
         console.print(f"up: {error}")
         return 2
-    own_redis = not os.environ.get("REDIS_URL", "").strip()
-    taken = taken_port(gateway, storyteller, own_redis)
-    if taken:
-        console.print(f"up: {taken}")
+    problem = taken_port(gateway, storyteller)
+    if problem:
+        console.print(f"up: {problem}")
         return 1
+    redis_port = None if os.environ.get("REDIS_URL", "").strip() else free_redis_port()
     signal.signal(signal.SIGTERM, _interrupt)
     with tempfile.TemporaryDirectory(prefix="campfire-") as data:
-        services = the_stack(data, own_redis)
+        services = the_stack(data, redis_port)
         try:
             run(services, gateway)
         except KeyboardInterrupt:
@@ -102,15 +102,38 @@ def main() -> int:
     return 0
 
 
-def the_stack(data: str, own_redis: bool) -> list[Service]:
-    redis = [str(get_binary_path()), "--port", str(REDIS_PORT), "--bind", "127.0.0.1", "--dir", data]
+def the_stack(data: str, redis_port: int | None) -> list[Service]:
+    """All services in the order of their start; without a port for it, no Redis of our own."""
+    services = [Service(name, [sys.executable, "-m", name]) for name in ("gateway", "storyteller")]
+    if redis_port is None:
+        return services
+    os.environ["REDIS_URL"] = f"redis://127.0.0.1:{redis_port}/0"
+    redis = [str(get_binary_path()), "--port", str(redis_port), "--bind", "127.0.0.1", "--dir", data]
     redis += ["--appendonly", "yes", "--appendfsync", "everysec", "--save", "", "--maxmemory-policy", "noeviction"]
     redis += ["--logfile", os.path.join(data, "server.log")]
-    services = [Service(name, [sys.executable, "-m", name]) for name in ("gateway", "storyteller")]
-    return [Service("redis", redis), *services] if own_redis else services
+    return [Service("redis", redis), *services]
 
 
-def taken_port(gateway: Gateway, storyteller: Storyteller, own_redis: bool) -> str:
+def free_redis_port() -> int:
+    """The usual port, where nobody has it."""
+    if not (reason := taken("127.0.0.1", REDIS_PORT)):
+        return REDIS_PORT
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = int(probe.getsockname()[1])
+    console.print(f"up: port {REDIS_PORT} is taken ({reason}); our own Redis-compatible server takes {port}")
+    return port
+
+
+def taken(host: str, port: int) -> str:
+    """Why a port cannot be had; '' where it can."""
+    try:
+        socket.create_server((host, port)).close()
+    except OSError as error:
+        return os.strerror(error.errno or 0)
+    return ""
+
+
+def taken_port(gateway: Gateway, storyteller: Storyteller) -> str:
     """Which port is not free, and the variable that moves it; '' where all are."""
     ports = [
         ("GATEWAY_WS_PORT", gateway.host, gateway.ws_port),
@@ -118,14 +141,9 @@ def taken_port(gateway: Gateway, storyteller: Storyteller, own_redis: bool) -> s
         ("GATEWAY_METRICS_PORT", gateway.host, gateway.metrics_port),
         ("STORYTELLER_METRICS_PORT", storyteller.host, storyteller.metrics_port),
     ]
-    if own_redis:
-        ports.append(("REDIS_URL", "127.0.0.1", REDIS_PORT))
     for variable, host, port in ports:
-        try:
-            socket.create_server((host, port)).close()
-        except OSError as error:
-            hint = "to use the server there" if variable == "REDIS_URL" else "to another port"
-            return f"port {port} is taken ({os.strerror(error.errno or 0)}): set {variable} {hint}"
+        if reason := taken(host, port):
+            return f"port {port} is taken ({reason}): set {variable} to another port"
     return ""
 
 
