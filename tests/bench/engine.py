@@ -197,7 +197,7 @@ def chart(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.engine", description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("bench"), help="folder for engine.json and engine.png")
+    parser.add_argument("--out", type=Path, default=Path("bench-out"), help="folder for engine.json and engine.png")
     parser.add_argument("--cache", type=Path, default=Path(".cache"), help="where the converted model is kept")
     parser.add_argument("--quick", action="store_true", help="one repeat, without the classic batch on spread lengths")
     options = parser.parse_args()

@@ -121,7 +121,7 @@ def compare(name: str, ours: Any, peers: dict[str, OpenVINO], players: int, prom
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.peers", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--players", type=int, nargs="+", default=[1, 16, 64])
-    parser.add_argument("--out", type=Path, default=Path("bench"))
+    parser.add_argument("--out", type=Path, default=Path("bench-out"))
     parser.add_argument("--cache", type=Path, default=Path(".cache"))
     options = parser.parse_args()
     text = "once upon a time there was"
