@@ -29,7 +29,7 @@ from storyteller.tale import Tale
 
 log = logging.getLogger("storyteller")
 
-FLUSH_S = 0.04
+FLUSH_S = 0.05
 """Running text goes out so often: often enough to read along, a third of the cost of one message a token."""
 BEAT_S = 1.0
 
