@@ -109,7 +109,8 @@ class Engine:
         return tokens, time.perf_counter() - start
 
     def _tell(self, step: Step, tokens: list[int | None], seconds: float) -> None:
-        num_cached = sum(story.num_computed for story in step.stories if _is_new(story))
+        newcomers = filter(_is_new, step.stories) if step.num_prefill else ()
+        num_cached = sum(story.num_computed for story in newcomers)
         told = self.scheduler.complete(step, tokens)
         ended = [*self._ended, *(story for story, _ in told if story.phase is Phase.ENDED)]
         self._ended = []
