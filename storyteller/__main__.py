@@ -159,7 +159,7 @@ class Service:
             report,
             config.batch_wait_ms / 1000,
         )
-        teller.engine.read_ahead(prompter.beginnings())
+        teller.engine.read_ahead([prompt for prompt in prompter.beginnings() if len(prompt) < model.window])
         metrics.kv_tokens.labels("budget").set(blocks.num_blocks * BLOCK)
         metrics.info.labels(model.name, model.revision, config.batching, config.quantize).set(1)
 

@@ -58,13 +58,16 @@ class Engine:
         self.progress_at = time.monotonic()  # when it last made a step, or was idle
 
     def read_ahead(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Computes prompts before anybody asks, so that what they share with later ones is there. Before `run`."""
+        """Computes prompts before anybody asks, so that what they share with later ones is there. Before `run`.
+
+        One that the memory can never hold is left out: no story with it will come.
+        """
         for number, prompt in enumerate(prompts):
-            self.scheduler.add(Story(f"read ahead {number}", prompt, Sampling(), max_tokens=1))
+            story = Story(f"read ahead {number}", prompt, Sampling(), max_tokens=1)
+            if self.scheduler.fits(story):
+                self.scheduler.add(story)
             while self.scheduler.num_held:
                 step = self.scheduler.schedule()
-                if not step.chunks:
-                    break  # it can never fit
                 self.scheduler.complete(step, self._model.step(step.chunks))
 
     def begin(self, story: Story) -> None:
