@@ -64,7 +64,6 @@ class Desk:
             max_tokens=min(ask.settings.max_tokens or self._config.max_tokens, self._config.max_tokens, room),
             stop_ids=frozenset() if ask.settings.ignore_end else self._model.end_ids,
             stop=ask.settings.stop,
-            player=ask.player,
             told=[token for entry in taken.told for token in entry.tokens],
             is_suspect=taken.crashes >= wire.MAX_CRASHES - 1,
         )

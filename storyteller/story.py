@@ -54,7 +54,6 @@ class Story:
     max_tokens: int  # of the story, without the prompt; at least 1
     stop_ids: frozenset[int] = frozenset()
     stop: tuple[str, ...] = ()
-    player: str | None = None
     told: Sequence[int] = ()  # tokens that an earlier attempt told
     is_suspect: bool = False  # it was in the hands of two storytellers that died: it runs with no other such story
     tokens: list[int] = field(init=False)  # prompt and story
