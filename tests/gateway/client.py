@@ -46,6 +46,11 @@ class Client:
             pass
         return frame
 
+    async def begin(self, frame_id: str, **fields: Any) -> None:
+        """An ask, until it waits no longer: its first words are there."""
+        assert (await self.ask(frame_id, **fields))["type"] == "queued"
+        await self.until("text", frame_id)
+
     async def closing(self) -> int:
         """The close code that comes, whatever comes before it."""
         try:

@@ -41,7 +41,7 @@ async def test_a_full_queue_says_when_to_come_again(gateway: Gateway, second_gat
     """The second gateway lets two wait."""
     async with player(gateway.url) as first, player(second_gateway.url) as second, player(second_gateway.url) as third:
         story = {"max_tokens": 2000, "ignore_end": True}
-        await first.ask("a", **FOR_EVER)
+        await first.begin("a", **FOR_EVER)
         places = [await second.ask(frame_id, **story) for frame_id in "bc"]
         assert [place["position"] for place in places] == [0, 1]
         assert places[0]["eta_ms"] <= places[1]["eta_ms"]
@@ -58,7 +58,7 @@ async def test_a_full_queue_says_when_to_come_again(gateway: Gateway, second_gat
 
 async def test_the_high_lane_goes_first_and_places_are_told_anew(gateway: Gateway) -> None:
     async with player(gateway.url) as first, player(gateway.url) as normal, player(gateway.url) as high:
-        await first.ask("a", **FOR_EVER)
+        await first.begin("a", **FOR_EVER)
         assert (await normal.ask("n", max_tokens=1))["position"] == 0
         assert (await high.ask("h", priority="high", max_tokens=1))["position"] == 0
         assert (await normal.until("queued", "n"))["position"] == 1
@@ -90,8 +90,8 @@ class Greedy:
 
 async def test_a_player_who_asks_without_end_delays_others_by_one_story_at_most(gateway: Gateway) -> None:
     greedy = Greedy()
-    playing = asyncio.create_task(greedy.play(gateway.url))
-    async with player(gateway.url, "patient") as client:
+    async with asyncio.TaskGroup() as players, player(gateway.url, "patient") as client:
+        players.create_task(greedy.play(gateway.url))
         for number in range(6):
             async with greedy.has_ended:
                 await greedy.has_ended.wait()  # so that one of its stories has just begun
@@ -100,8 +100,7 @@ async def test_a_player_who_asks_without_end_delays_others_by_one_story_at_most(
             done = await client.until("done", f"p{number}")
             assert done["finish_reason"] == "length"
             assert greedy.num_ended - before <= 1
-    greedy.is_over = True
-    await asyncio.wait_for(playing, 30)
+        greedy.is_over = True
 
 
 async def test_a_players_place_comes_free_even_after_the_storyteller_was_killed(
