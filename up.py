@@ -87,7 +87,8 @@ def main() -> int:
         console.print(f"up: {problem}")
         return 1
     redis_port = None if os.environ.get("REDIS_URL", "").strip() else free_redis_port()
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell starts its background jobs with SIGINT ignored
+        signal.signal(number, _interrupt)
     with tempfile.TemporaryDirectory(prefix="campfire-") as data:
         services = the_stack(data, redis_port)
         try:

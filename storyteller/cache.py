@@ -2,10 +2,12 @@
 
 Memory is handed out in blocks of `BLOCK` tokens, so at most `BLOCK - 1` tokens a story are allocated and not yet
 written. A full block of a prompt is known by the hash of everything up to its end; a later story with the same
-beginning takes the block instead of computing it again. A block that nobody holds any more keeps its content until
-its memory is wanted, the longest unused first.
+beginning takes the block instead of computing it again. Where its beginning ends within a block, it copies that block
+and goes on from there. A block that nobody holds any more keeps its content until its memory is wanted, the longest
+unused first.
 
-The idea of hashing whole blocks is vLLM's automatic prefix caching.
+The idea of hashing whole blocks is vLLM's automatic prefix caching; copying on a partial match is as in SGLang's radix
+tree, cut down to the first block that came behind each beginning.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
+from itertools import takewhile
 from pathlib import Path
+from typing import NamedTuple
 
 from storyteller.story import BLOCK
 
@@ -35,6 +39,22 @@ def prefix_keys(tokens: Sequence[int]) -> Iterable[bytes]:
         yield key
 
 
+class Beginning(NamedTuple):
+    """What is computed already of a story's tokens."""
+
+    blocks: list[int]  # full ones, to be shared
+    num_tokens: int  # in `blocks`, and behind them in `source`
+    source: int | None  # a block to copy, whose first tokens are the story's next
+
+
+class Content(NamedTuple):
+    """What a block holds of a prompt; `key` is empty where the prompt ends within the block."""
+
+    before: bytes
+    key: bytes
+    tokens: Sequence[int]
+
+
 class Blocks:
     """All blocks of the KV memory, each free, held by one story or more, or idle with content worth keeping."""
 
@@ -42,8 +62,9 @@ class Blocks:
         self.num_blocks = num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))
         self._holders = [0] * num_blocks
-        self._key_of: dict[int, bytes] = {}  # block -> key, for blocks with known content
-        self._block_of: dict[bytes, int] = {}  # the same, the other way round
+        self._contents: dict[int, Content] = {}  # of each block that is known
+        self._block_of: dict[bytes, int] = {}  # the known block of a key
+        self._first_behind: dict[bytes, int] = {}  # of the blocks behind a key's tokens, the one that came first
         self._idle: OrderedDict[int, None] = OrderedDict()  # blocks with content that nobody holds, oldest first
 
     @property
@@ -51,15 +72,21 @@ class Blocks:
         """Blocks that stories hold, a shared one counted once."""
         return self.num_blocks - len(self._free) - len(self._idle)
 
-    def find(self, tokens: Sequence[int]) -> list[int]:
-        """Blocks that hold the beginning of `tokens` already; never the last token's, which must be computed."""
-        found = []
+    def find(self, tokens: Sequence[int]) -> Beginning:
+        """What is there of the beginning of `tokens`; never the last token, which must be computed."""
+        found, before = [], b""
         for key in prefix_keys(tokens[:-1]):
             block = self._block_of.get(key)
             if block is None:
                 break
             found.append(block)
-        return found
+            before = key
+        num_tokens, source = len(found) * BLOCK, self._first_behind.get(before)
+        if source is None:
+            return Beginning(found, num_tokens, None)
+        pairs = zip(self._contents[source].tokens, tokens[num_tokens:-1], strict=False)
+        num_alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return Beginning(found, num_tokens + num_alike, source if num_alike else None)
 
     def hold(self, shared: Sequence[int], num_new: int) -> list[int]:
         """Holds `shared` once more and `num_new` further blocks; `MemoryError` where there are not so many."""
@@ -77,26 +104,38 @@ class Blocks:
         for block in reversed(blocks):
             self._holders[block] -= 1
             if self._holders[block] == 0:
-                if block in self._key_of:
+                if block in self._contents:
                     self._idle[block] = None
                 else:
                     self._free.append(block)
 
-    def publish(self, tokens: Sequence[int], blocks: Sequence[int]) -> None:
-        """Makes the full blocks of computed `tokens` findable."""
-        for block, key in zip(blocks, prefix_keys(tokens), strict=False):
-            if key not in self._block_of and block not in self._key_of:
-                self._block_of[key] = block
-                self._key_of[block] = key
+    def publish(self, prompt: Sequence[int], blocks: Sequence[int]) -> None:
+        """Makes the blocks of a prompt findable that is computed to its end."""
+        before, keys = b"", [*prefix_keys(prompt), b""]
+        for number, (block, key) in enumerate(zip(blocks, keys, strict=False)):
+            tokens = prompt[number * BLOCK : (number + 1) * BLOCK]
+            is_wanted = key not in self._block_of if key else before not in self._first_behind
+            if tokens and is_wanted and block not in self._contents:
+                self._contents[block] = Content(before, key, tokens)
+                self._first_behind.setdefault(before, block)
+                if key:
+                    self._block_of[key] = block
+            before = key
 
     def _take(self) -> int:
         if self._free:
             block = self._free.pop()
         else:
             block, _ = self._idle.popitem(last=False)
-            del self._block_of[self._key_of.pop(block)]
+            self._forget(block)
         self._holders[block] = 1
         return block
+
+    def _forget(self, block: int) -> None:
+        content = self._contents.pop(block)
+        self._block_of.pop(content.key, None)
+        if self._first_behind.get(content.before) == block:
+            del self._first_behind[content.before]
 
 
 def default_num_tokens(bytes_per_token: int, window: int, batch_size: int, max_tokens: int) -> int:

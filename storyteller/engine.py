@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from storyteller.scheduler import Scheduler, Step
-from storyteller.story import BLOCK, Chunk, Phase, Sampling, Story
+from storyteller.story import Chunk, Phase, Sampling, Story
 from storyteller.wire import FinishReason
 
 
@@ -113,7 +113,7 @@ class Engine:
 
     def _tell(self, step: Step, tokens: list[int | None], seconds: float) -> None:
         newcomers = filter(_is_new, step.stories) if step.num_prefill else ()
-        num_cached = sum(story.num_computed for story in newcomers)
+        num_cached = sum(story.num_cached for story in newcomers)
         told = self.scheduler.complete(step, tokens)
         ended = [*self._ended, *(story for story, _ in told if story.phase is Phase.ENDED)]
         self._ended = []
@@ -143,5 +143,5 @@ class Engine:
 
 
 def _is_new(story: Story) -> bool:
-    """Whether this is its first step: nothing is computed but what it shares."""
-    return story.num_told == len(story.told) and story.num_computed == story.num_shared * BLOCK
+    """Whether this is its first step: nothing is computed but what came from the prefix cache."""
+    return story.num_told == len(story.told) and story.num_computed == story.num_cached

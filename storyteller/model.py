@@ -91,6 +91,7 @@ class Model:
         Returns:
             for each chunk the next token's id, or None where it is not wanted.
         """
+        self._copy(chunks)
         shares = _deal(chunks, len(self._workers))
         others = [
             self._pool.submit(worker.run, [chunks[i] for i in share])
@@ -103,6 +104,13 @@ class Model:
             for i, token in zip(share, result, strict=True):
                 told[i] = token
         return told
+
+    def _copy(self, chunks: Sequence[Chunk]) -> None:
+        """Brings what newcomers take from others, in the order of the batch: a later copy may overwrite a source."""
+        memory = self._memory.reshape(-1, self._block_size)
+        for chunk in chunks:
+            if chunk.source is not None:
+                memory[chunk.blocks[chunk.start // BLOCK]] = memory[chunk.source]
 
     def log_probabilities(self, tokens: Sequence[int]) -> list[float]:
         """Of each token but the first, given those before it: to measure a model. Overwrites KV memory."""

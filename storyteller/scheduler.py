@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from storyteller.cache import Blocks, num_blocks_for
-from storyteller.story import BLOCK, Chunk, Phase, Story
+from storyteller.story import Chunk, Phase, Story
 from storyteller.wire import FinishReason
 
 Batching = Literal["continuous", "static", "single"]
@@ -104,8 +104,8 @@ class Scheduler:
                 continue
             was_prompt = story.num_computed < len(story.prompt)
             story.num_computed = chunk.start + len(chunk.tokens)
-            if was_prompt:
-                self.blocks.publish(story.prompt[: story.num_computed], story.blocks)
+            if was_prompt and story.num_computed >= len(story.prompt):
+                self.blocks.publish(story.prompt, story.blocks)
             if token is not None:
                 story.tokens.append(token)
                 told.append((story, token))
@@ -125,8 +125,8 @@ class Scheduler:
                 break
             if story.is_suspect and any(other.is_suspect for other in self.running):
                 continue  # two such stories in one batch: nobody could tell which of them killed it
-            shared = self.blocks.find(story.tokens)
-            if not self._has_room_for(story):
+            beginning = self.blocks.find(story.tokens)
+            if not self._has_room_for(story, beginning.blocks):
                 if self._passes.get(story.id, 0) >= MAX_PASSES:
                     break
                 passed.append(story)
@@ -135,20 +135,24 @@ class Scheduler:
             self._passes.pop(story.id, None)
             for other in passed:
                 self._passes[other.id] = self._passes.get(other.id, 0) + 1
-            story.blocks = self.blocks.hold(shared, num_blocks_for(len(story.tokens)) - len(shared))
-            story.num_shared = len(shared)
-            story.num_computed = len(shared) * BLOCK
+            story.num_shared = len(beginning.blocks)
+            story.num_cached = story.num_computed = beginning.num_tokens
+            # What is copied may be taken by `hold` here or for the next newcomer: copies are made in the order of the
+            # batch and before anything is computed, so that it is still whole then.
+            story.source = beginning.source
+            num_new = num_blocks_for(len(story.tokens)) - story.num_shared
+            story.blocks = self.blocks.hold(beginning.blocks, num_new)
             story.phase = Phase.RUNNING
             self.running.append(story)
 
-    def _has_room_for(self, story: Story) -> bool:
+    def _has_room_for(self, story: Story, beginning: Sequence[int]) -> bool:
         """Whether the blocks of all suffice at every future moment, each story told to its last token.
 
         A story that is decoding gains one token a step, so its end is known: usage peaks just before one ends. A
         story whose prompt is still being read, and the new one, count with their final length for all time, since
         nobody knows how many steps the reading takes.
         """
-        shared = set(self.blocks.find(story.tokens))
+        shared = set(beginning)
         fixed = num_blocks_for(story.final_length) - len(shared)
         growing = []
         for other in self.running:
@@ -184,7 +188,9 @@ def _chunk(story: Story, room: int) -> Chunk | None:
     stop = min(len(story.tokens), story.num_computed + room)
     is_last = stop == len(story.tokens)
     sampling = story.sampling if is_last else None
-    return Chunk(story.tokens[story.num_computed : stop], story.num_computed, story.blocks, sampling, story.tokens)
+    source, story.source = story.source, None
+    tokens = story.tokens[story.num_computed : stop]
+    return Chunk(tokens, story.num_computed, story.blocks, sampling, story.tokens, source)
 
 
 def _own_blocks(story: Story, steps: int) -> int:

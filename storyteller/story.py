@@ -36,6 +36,7 @@ class Chunk(NamedTuple):
     blocks: Sequence[int]  # the story's KV blocks, position p lives in blocks[p // BLOCK]
     sampling: Sampling | None  # None: the next token is not wanted yet (more of the prompt follows)
     history: Sequence[int]  # all tokens up to and including this chunk, for the repetition penalty
+    source: int | None = None  # a block that is copied into the block of `start` before anything is computed
 
 
 class Phase(Enum):
@@ -60,6 +61,8 @@ class Story:
     num_computed: int = 0  # tokens whose KV is in the cache
     blocks: list[int] = field(default_factory=list)
     num_shared: int = 0  # leading blocks that came from the prefix cache
+    num_cached: int = 0  # tokens that came from there: in those blocks, and in the one that is copied
+    source: int | None = None  # the block to copy, until its first step
     phase: Phase = Phase.WAITING
     finish_reason: FinishReason | None = None
 

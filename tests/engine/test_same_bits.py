@@ -7,7 +7,9 @@ from typing import Literal
 
 import pytest
 
-from storyteller.story import Sampling
+from storyteller.cache import Blocks
+from storyteller.scheduler import Scheduler
+from storyteller.story import Sampling, Story
 from tests.engine.conftest import Loader
 from tests.engine.writing import Tale, write
 
@@ -64,6 +66,33 @@ def test_a_story_resumed_on_a_fresh_model_goes_on_the_same(quantize: str, load: 
             for tale, told in zip(tales, whole, strict=True)
         ]
         assert write(second, resumed) == [told[k:] for told in whole]
+
+
+@pytest.mark.parametrize("quantize", MODES)
+@pytest.mark.parametrize("num_blocks", [12, 24, 200])
+def test_what_stories_share_and_copy_changes_nothing_however_little_memory_there_is(
+    num_blocks: int, quantize: str, load: Loader
+) -> None:
+    """Beginnings that part anywhere in a block, and memory so small that what was kept is overwritten all the time."""
+    model = load("llama_grouped", quantize, 2)
+    rng = random.Random(3)
+    voices = [[rng.randrange(model.vocab_size) for _ in range(60)] for _ in range(3)]
+    tales = crowd_of(60, model.vocab_size)
+    for tale in tales:
+        tale.prompt = rng.choice(voices)[: rng.randrange(60)] + tale.prompt[:20]
+    alone = [write(model, [tale])[0] for tale in tales]
+
+    scheduler = Scheduler("continuous", 8, Blocks(num_blocks), step_tokens=24)
+    stories = [Story(str(i), tale.prompt, tale.sampling, tale.length) for i, tale in enumerate(tales)]
+    for story in stories:
+        scheduler.add(story)
+    num_copies = 0
+    while scheduler.num_held:
+        step = scheduler.schedule()
+        num_copies += sum(chunk.source is not None for chunk in step.chunks)
+        scheduler.complete(step, model.step(step.chunks))
+    assert [story.tokens[len(story.prompt) :] for story in stories] == alone
+    assert num_copies > 0
 
 
 @pytest.mark.parametrize("quantize", MODES)

@@ -28,7 +28,8 @@ def test_what_was_read_ahead_is_found_by_later_stories() -> None:
     engine, _ = an_engine(num_blocks=8)
     prompt = list(range(2 * BLOCK + 1))
     engine.read_ahead([prompt])
-    assert len(engine.scheduler.blocks.find(prompt)) == 2
+    assert engine.scheduler.blocks.find(prompt).num_tokens == 2 * BLOCK
+    assert engine.scheduler.blocks.find([*prompt, 5]).num_tokens == 2 * BLOCK + 1
     assert (engine.scheduler.num_held, engine.scheduler.blocks.num_held) == (0, 0)
 
 

@@ -135,11 +135,33 @@ def test_the_beginning_that_two_stories_share_is_computed_once() -> None:
     run_step(scheduler)
     scheduler.add(Story("b", [*prompt, 99], Sampling(), 4))
     step = run_step(scheduler)
-    assert [len(chunk.tokens) for chunk in step.chunks] == [1, 6]
+    assert [len(chunk.tokens) for chunk in step.chunks] == [1, 1]
     assert scheduler.running[1].blocks[:3] == scheduler.running[0].blocks[:3]
     assert scheduler.blocks.num_held == num_blocks_for(len(prompt)) + 1
     run_to_the_end(scheduler)
     assert scheduler.blocks.num_held == 0
+
+
+def test_a_beginning_that_ends_within_a_block_is_copied() -> None:
+    scheduler = a_scheduler()
+    voice = list(range(BLOCK + 9))
+    scheduler.add(Story("a", [*voice, 501, 502], Sampling(), 4))
+    run_step(scheduler)
+    scheduler.add(Story("b", [*voice, 601], Sampling(), 4))
+    scheduler.add(Story("c", [*voice[: BLOCK + 3], 701, 702], Sampling(), 4))
+    step = run_step(scheduler)
+    first, *newcomers = scheduler.running
+    assert [(list(chunk.tokens), chunk.start) for chunk in step.chunks[1:]] == [
+        ([601], BLOCK + 9),
+        ([701, 702], BLOCK + 3),
+    ]
+    assert [chunk.source for chunk in step.chunks] == [None, first.blocks[1], first.blocks[1]]
+    assert [story.num_cached for story in newcomers] == [BLOCK + 9, BLOCK + 3]
+    assert all(story.blocks[0] == first.blocks[0] and story.blocks[1] != first.blocks[1] for story in newcomers)
+    assert [chunk.source for chunk in run_step(scheduler).chunks] == [None, None, None], "once is enough"
+    run_to_the_end(scheduler)
+    scheduler.add(Story("d", [*voice, 801], Sampling(), 4))
+    assert [len(chunk.tokens) for chunk in run_step(scheduler).chunks] == [1], "nobody holds it, but it is still there"
 
 
 def test_a_small_story_passes_a_large_one_that_waits_but_not_for_ever() -> None:
@@ -239,10 +261,10 @@ def test_blocks_that_nobody_holds_are_found_until_their_memory_is_wanted() -> No
     blocks.publish(prompt, held)
     blocks.release(held)
     assert blocks.num_held == 0
-    assert blocks.find([*prompt, 5]) == held
-    assert blocks.find(prompt) == held[:1], "the last token must be computed"
+    assert blocks.find([*prompt, 5]) == (held, 2 * BLOCK, None)
+    assert blocks.find(prompt) == (held[:1], 2 * BLOCK - 1, held[1]), "the last token must be computed"
     others = blocks.hold((), 3)
-    assert blocks.find([*prompt, 5]) == held[:1], "a chain is forgotten from its end"
+    assert blocks.find([*prompt, 5]) == (held[:1], BLOCK, None), "a chain is forgotten from its end"
     with pytest.raises(MemoryError, match="expected 2 blocks, 1 are left"):
         blocks.hold((), 2)
     blocks.release(others)
