@@ -12,7 +12,6 @@ tree, cut down to the first block that came behind each beginning.
 
 from __future__ import annotations
 
-from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
@@ -20,7 +19,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-from storyteller.story import BLOCK
+from storyteller.story import BLOCK, numbers
 
 PROMPT_TOKENS = 128
 """Room for a prompt beside each story, where the budget is found out."""
@@ -35,7 +34,7 @@ def prefix_keys(tokens: Sequence[int]) -> Iterable[bytes]:
     """One key for each full block of `tokens`, which stands for all tokens up to the block's end."""
     key = b""
     for end in range(BLOCK, len(tokens) + 1, BLOCK):
-        key = blake2b(key + array("q", tokens[end - BLOCK : end]).tobytes(), digest_size=16).digest()
+        key = blake2b(key + numbers(tokens[end - BLOCK : end]).tobytes(), digest_size=16).digest()
         yield key
 
 

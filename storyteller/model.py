@@ -23,8 +23,7 @@ from storyteller import checkpoint, kernels, lanes, sampling
 from storyteller.architectures import ModelError
 from storyteller.kernels import GROUP, Net, Room, Rows
 from storyteller.quantize import aligned
-from storyteller.sampling import Wishes
-from storyteller.story import BLOCK, Chunk, Sampling
+from storyteller.story import BLOCK, Chunk, Sampling, numbers
 from storyteller.tiles import SPAN
 
 __all__ = ["Model", "ModelError"]
@@ -115,10 +114,10 @@ class Model:
     def log_probabilities(self, tokens: Sequence[int]) -> list[float]:
         """Of each token but the first, given those before it: to measure a model. Overwrites KV memory."""
         found: list[float] = []
-        table = range(-(-len(tokens) // BLOCK))
+        table = numbers(range(-(-len(tokens) // BLOCK)))
         for start in range(0, len(tokens) - 1, GROUP):
             piece = tokens[start : min(start + GROUP, len(tokens) - 1)]
-            rows, _ = _rows([Chunk(piece, start, table, None, ())])
+            rows, _ = _rows([Chunk(numbers(piece), start, table, None, numbers())])
             logits = self._workers[0].compute(rows, np.arange(len(piece))).astype(np.float64)
             logits -= logits.max(axis=1, keepdims=True)
             logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
@@ -129,7 +128,8 @@ class Model:
         """Compiles everything, or reads it from the compiler's cache, so that the first player does not wait."""
         kept, self._memory = self._memory, aligned(self._block_size, self._kind)
         settings = Sampling(temperature=1.0, top_k=2, top_p=0.9, min_p=0.01, repetition_penalty=1.1, seed=1)
-        self.step([Chunk([0], 0, [0], settings, [0])])
+        first = numbers([0])
+        self.step([Chunk(first, 0, first, settings, first)])
         self._memory = kept
 
 
@@ -165,7 +165,11 @@ class _Worker:
             return told
         asking = [chunk for chunk in chunks if chunk.sampling is not None]
         tokens = np.zeros(len(asking), np.int64)
-        wishes = _wishes(asking)
+        wishes = sampling.wishes_of(
+            [chunk.sampling or GREEDY for chunk in asking],
+            [chunk.start + len(chunk.tokens) for chunk in asking],
+            [chunk.history for chunk in asking],
+        )
         sampling.draw_all(self._logits, model.vocab_size, model._width, wishes, self._desk, self._stamp, tokens)
         self._stamp += len(asking)
         drawn = iter(tokens.tolist())
@@ -202,39 +206,19 @@ def _room(net: Net, window: int, rows: int) -> Room:
 
 def _rows(chunks: Sequence[Chunk]) -> tuple[Rows, NDArray[np.int64]]:
     """The rows of all chunks, one behind the other, and the numbers of those that want a token."""
-    tokens: list[int] = []
     positions: list[int] = []
     starts: list[int] = []
-    tables: list[int] = []
     wanted: list[int] = []
+    place = 0  # where a story's blocks begin in the table of all
     for chunk in chunks:
         count = len(chunk.tokens)
-        tokens += chunk.tokens
         positions += range(chunk.start, chunk.start + count)
-        starts += [len(tables)] * count
-        tables += chunk.blocks
+        starts += [place] * count
+        place += len(chunk.blocks)
         if chunk.sampling is not None:
-            wanted.append(len(tokens) - 1)
-    rows = Rows(*(np.array(values, np.int64) for values in (tokens, positions, starts, tables)))
-    return rows, np.array(wanted, np.int64)
-
-
-def _wishes(chunks: Sequence[Chunk]) -> Wishes:
-    settings = [chunk.sampling or GREEDY for chunk in chunks]
-    history: list[int] = []
-    ends: list[int] = []
-    for chunk, setting in zip(chunks, settings, strict=True):
-        if setting.repetition_penalty != 1.0:
-            history += chunk.history
-        ends.append(len(history))
-    return Wishes(
-        np.array([s.temperature for s in settings], np.float64),
-        np.array([s.top_k for s in settings], np.int64),
-        np.array([s.top_p for s in settings], np.float64),
-        np.array([s.min_p for s in settings], np.float64),
-        np.array([s.repetition_penalty for s in settings], np.float64),
-        np.array([s.seed for s in settings], np.uint64),
-        np.array([chunk.start + len(chunk.tokens) for chunk in chunks], np.int64),
-        np.array(history, np.int64),
-        np.array(ends, np.int64),
+            wanted.append(len(positions) - 1)
+    tokens, tables = (
+        np.frombuffer(bytearray().join(parts), np.int64)
+        for parts in ([chunk.tokens for chunk in chunks], [chunk.blocks for chunk in chunks])
     )
+    return Rows(tokens, np.array(positions, np.int64), np.array(starts, np.int64), tables), np.array(wanted, np.int64)

@@ -10,6 +10,10 @@ numbers harm nobody else. It does not know stories or stop ids.
 
 from __future__ import annotations
 
+import struct
+from array import array
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +22,7 @@ from numpy.typing import NDArray
 from storyteller import vectors
 from storyteller.kernels import Floats, Ints
 from storyteller.lanes import compiled
+from storyteller.story import Sampling, numbers
 
 
 class Wishes(NamedTuple):
@@ -32,6 +37,44 @@ class Wishes(NamedTuple):
     position: NDArray[np.int64]  # of the token to be drawn
     history: NDArray[np.int64]  # of all rows that have a penalty, one behind the other
     history_end: NDArray[np.int64]  # where each row's history ends; it begins where the one before ends
+
+
+def wishes_of(settings: Sequence[Sampling], positions: Sequence[int], histories: Sequence[array[int]]) -> Wishes:
+    """What the rows want: `positions` of the tokens to be drawn, and all tokens before them."""
+    packed = np.frombuffer(bytearray().join(map(_packed, settings)), _SETTINGS)
+    penalised = [
+        history if setting.repetition_penalty != 1.0 else _NOTHING
+        for history, setting in zip(histories, settings, strict=True)
+    ]
+
+    def column(name: str) -> NDArray[Any]:
+        return np.ascontiguousarray(
+            packed[name]
+        )  # of one row it would be contiguous, of more not: two types to compile
+
+    return Wishes(
+        column("temperature"),
+        column("top_k"),
+        column("top_p"),
+        column("min_p"),
+        column("penalty"),
+        column("seed"),
+        np.array(positions, np.int64),
+        np.frombuffer(bytearray().join(penalised), np.int64),
+        np.cumsum([len(history) for history in penalised], dtype=np.int64),
+    )
+
+
+# The same fields in the same order as `Sampling`.
+_SETTINGS = np.dtype([
+    ("temperature", "f8"), ("top_k", "i8"), ("top_p", "f8"), ("min_p", "f8"), ("penalty", "f8"), ("seed", "u8"),
+])  # fmt: skip
+_NOTHING = numbers()
+
+
+@lru_cache(maxsize=4096)
+def _packed(setting: Sampling) -> bytes:
+    return struct.pack("=dqdddQ", *setting)
 
 
 class Desk(NamedTuple):

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from storyteller.cache import Blocks, num_blocks_for
-from storyteller.story import Chunk, Phase, Story
+from storyteller.story import Chunk, Phase, Story, numbers
 from storyteller.wire import FinishReason
 
 Batching = Literal["continuous", "static", "single"]
@@ -141,7 +141,7 @@ class Scheduler:
             # batch and before anything is computed, so that it is still whole then.
             story.source = beginning.source
             num_new = num_blocks_for(len(story.tokens)) - story.num_shared
-            story.blocks = self.blocks.hold(beginning.blocks, num_new)
+            story.blocks = numbers(self.blocks.hold(beginning.blocks, num_new))
             story.phase = Phase.RUNNING
             self.running.append(story)
 
@@ -177,14 +177,14 @@ class Scheduler:
     def _leave(self, story: Story) -> None:
         self.running.remove(story)
         self.blocks.release(story.blocks)
-        story.blocks = []
+        story.blocks = numbers()
 
 
 def _chunk(story: Story, room: int) -> Chunk | None:
     """The part of a story that the next step computes, at most `room` tokens."""
     if story.phase is Phase.ENDED:  # an idle row of a static batch: its last token once more, as padding
         start = max(story.num_computed - 1, 0)
-        return Chunk(story.tokens[start : start + 1], start, story.blocks, None, ())
+        return Chunk(story.tokens[start : start + 1], start, story.blocks, None, story.tokens)
     stop = min(len(story.tokens), story.num_computed + room)
     is_last = stop == len(story.tokens)
     sampling = story.sampling if is_last else None

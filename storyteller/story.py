@@ -6,7 +6,8 @@ began is the same thing as a new one with a longer list. Facts that follow from 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
@@ -15,6 +16,11 @@ from storyteller.wire import FinishReason
 
 BLOCK = 16
 """Tokens in one block of KV memory."""
+
+
+def numbers(values: Iterable[int] = ()) -> array[int]:
+    """Token ids or block numbers, of 64 bits each, as compiled code wants them."""
+    return array("q", values)
 
 
 class Sampling(NamedTuple):
@@ -31,11 +37,11 @@ class Sampling(NamedTuple):
 class Chunk(NamedTuple):
     """Tokens of one story to run in one step: one token of a running story, or a piece of a new one's prompt."""
 
-    tokens: Sequence[int]  # the ids to compute, one or more
+    tokens: array[int]  # the ids to compute, one or more
     start: int  # position of the first; the KV of all positions before it is in the cache
-    blocks: Sequence[int]  # the story's KV blocks, position p lives in blocks[p // BLOCK]
+    blocks: array[int]  # the story's KV blocks, position p lives in blocks[p // BLOCK]
     sampling: Sampling | None  # None: the next token is not wanted yet (more of the prompt follows)
-    history: Sequence[int]  # all tokens up to and including this chunk, for the repetition penalty
+    history: array[int]  # all tokens up to and including this chunk, for the repetition penalty
     source: int | None = None  # a block that is copied into the block of `start` before anything is computed
 
 
@@ -57,9 +63,9 @@ class Story:
     stop: tuple[str, ...] = ()
     told: Sequence[int] = ()  # tokens that an earlier attempt told
     is_suspect: bool = False  # it was in the hands of two storytellers that died: it runs with no other such story
-    tokens: list[int] = field(init=False)  # prompt and story
+    tokens: array[int] = field(init=False)  # prompt and story
     num_computed: int = 0  # tokens whose KV is in the cache
-    blocks: list[int] = field(default_factory=list)
+    blocks: array[int] = field(default_factory=numbers)
     num_shared: int = 0  # leading blocks that came from the prefix cache
     num_cached: int = 0  # tokens that came from there: in those blocks, and in the one that is copied
     source: int | None = None  # the block to copy, until its first step
@@ -67,7 +73,7 @@ class Story:
     finish_reason: FinishReason | None = None
 
     def __post_init__(self) -> None:
-        self.tokens = [*self.prompt, *self.told]
+        self.tokens = numbers((*self.prompt, *self.told))
 
     @property
     def num_told(self) -> int:

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from storyteller.story import Chunk, Sampling
+from storyteller.story import Chunk, Sampling, numbers
 from tests.checkpoints import FAMILIES, TEXT, Family
 from tests.engine.conftest import Loader
 from tests.engine.writing import Tale, write
@@ -77,6 +77,6 @@ def test_int8_logits_follow_those_of_transformers(
     with torch.no_grad():
         expected = reference(torch.tensor([prompt])).logits[0, -1].numpy()
     model = load(family, "int8")
-    model.step([Chunk(prompt, 0, range(16), Sampling(), prompt)])
+    model.step([Chunk(numbers(prompt), 0, numbers(range(16)), Sampling(), numbers(prompt))])
     logits = model._workers[0]._logits[: model.vocab_size]
     assert np.corrcoef(logits, expected)[0, 1] > 0.97

@@ -11,18 +11,35 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoints import Family
+from tests.processes import ROOT
 
 SCRIPT = """
 import hashlib, sys
 from pathlib import Path
 from storyteller import lanes
 from storyteller.model import Model
-from storyteller.story import Chunk, Sampling
+from storyteller.story import Chunk, Sampling, numbers
 model = Model.load(sys.argv[1], "int8", 1, Path(sys.argv[2]), lambda line: None)
 model.allocate(4)
-prompt = list(range(50))
-model.step([Chunk(prompt, 0, range(4), Sampling(), prompt)])
+prompt = numbers(range(50))
+model.step([Chunk(prompt, 0, numbers(range(4)), Sampling(), prompt)])
 print(lanes.describe(), hashlib.sha256(model._workers[0]._logits.tobytes()).hexdigest())
+"""
+
+READY = """
+import sys
+from pathlib import Path
+from storyteller import kernels, sampling
+from storyteller.model import Model
+from tests.engine.test_same_bits import crowd_of
+from tests.engine.writing import write
+model = Model.load(sys.argv[1], sys.argv[2], 2, Path(sys.argv[3]), lambda line: None)
+model.allocate(256)
+model.warm_up()
+entries = (kernels.forward, sampling.draw_all)
+known = [len(entry.signatures) for entry in entries]
+write(model, crowd_of(8, model.vocab_size))
+assert [len(entry.signatures) for entry in entries] == known == [1, 1], [entry.signatures for entry in entries]
 """
 
 HASWELL = "+sse2,+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt,+avx,+avx2,+fma,+bmi,+bmi2,+f16c,+lzcnt,+movbe"
@@ -44,3 +61,12 @@ def test_int8_logits_have_the_same_bits_without_avx512(checkpoints: dict[Family,
     kind, older = logits_on(folder, tmp_path, NUMBA_CPU_NAME="haswell", NUMBA_CPU_FEATURES=HASWELL)
     assert kind == "AVX2"
     assert older == native
+
+
+@pytest.mark.parametrize("quantize", ["int8", "none"])
+def test_after_the_warm_up_no_step_waits_for_the_compiler(
+    quantize: str, checkpoints: dict[Family, Path], tmp_path: Path
+) -> None:
+    """Whatever a step holds: one row or many, with a repetition penalty or without."""
+    command = [sys.executable, "-c", READY, str(checkpoints["gpt2"]), quantize, str(tmp_path)]
+    subprocess.run(command, check=True, timeout=110, cwd=ROOT)

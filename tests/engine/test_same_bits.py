@@ -91,7 +91,7 @@ def test_what_stories_share_and_copy_changes_nothing_however_little_memory_there
         step = scheduler.schedule()
         num_copies += sum(chunk.source is not None for chunk in step.chunks)
         scheduler.complete(step, model.step(step.chunks))
-    assert [story.tokens[len(story.prompt) :] for story in stories] == alone
+    assert [list(story.tokens[len(story.prompt) :]) for story in stories] == alone
     assert num_copies > 0
 
 

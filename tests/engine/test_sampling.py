@@ -15,8 +15,8 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from storyteller.sampling import Wishes, draw_all, make_desk, uniform
-from storyteller.story import Chunk, Sampling
+from storyteller.sampling import draw_all, make_desk, uniform, wishes_of
+from storyteller.story import Chunk, Sampling, numbers
 from tests.engine.conftest import Loader
 from tests.engine.writing import Tale, write
 
@@ -29,12 +29,7 @@ def draws(logits: np.ndarray, sampling: Sampling, count: int) -> np.ndarray:
     width = -(-vocabulary // 64) * 64
     rows = np.zeros((count, width), np.float32)
     rows[:, :vocabulary] = logits
-    wishes = Wishes(
-        np.full(count, sampling.temperature), np.full(count, sampling.top_k), np.full(count, sampling.top_p),
-        np.full(count, sampling.min_p), np.full(count, sampling.repetition_penalty),
-        np.full(count, sampling.seed, np.uint64), np.arange(count), np.array(HISTORY * count),
-        np.arange(1, count + 1) * len(HISTORY),
-    )  # fmt: skip
+    wishes = wishes_of([sampling] * count, range(count), [numbers(HISTORY)] * count)
     tokens = np.zeros(count, np.int64)
     draw_all(rows.reshape(-1), vocabulary, width, wishes, make_desk(vocabulary, width), 0, tokens)
     return tokens
@@ -142,8 +137,8 @@ def test_an_edge_value_does_not_touch_its_neighbours(edge: Sampling, load: Loade
 def test_a_story_may_fill_the_window_exactly(load: Loader) -> None:
     for family in ("gpt2", "llama_grouped"):
         model = load(family, "int8", stories=2)
-        prompt = [i % model.vocab_size for i in range(model.window)]
-        table = range(model.num_blocks)
+        prompt = numbers(i % model.vocab_size for i in range(model.window))
+        table = numbers(range(model.num_blocks))
         [token] = model.step([Chunk(prompt, 0, table, Sampling(), prompt)])
         model.step([Chunk(prompt[:-1], 0, table, None, prompt[:-1])])
         assert model.step([Chunk(prompt[-1:], model.window - 1, table, Sampling(), prompt)]) == [token]
@@ -155,5 +150,6 @@ def test_a_step_without_chunks_is_nothing(load: Loader) -> None:
 
 def test_pieces_of_prompts_alone_tell_no_tokens(load: Loader) -> None:
     model = load("gpt2", "int8", stories=2)
-    chunks = [Chunk([1, 2, 3], 0, [0], None, [1, 2, 3]), Chunk([4], 0, [1], None, [4])]
+    prompts = numbers([1, 2, 3]), numbers([4])
+    chunks = [Chunk(prompt, 0, numbers([i]), None, prompt) for i, prompt in enumerate(prompts)]
     assert model.step(chunks) == [None, None]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from storyteller.model import Model
-from storyteller.story import BLOCK, Chunk, Sampling
+from storyteller.story import BLOCK, Chunk, Sampling, numbers
 
 
 @dataclass
@@ -30,7 +30,7 @@ def write(model: Model, tales: Sequence[Tale], blocks: Sequence[int] | None = No
     """Steps until every tale has its length; the told tokens of each. `blocks` is the order in which memory is used."""
     size = -(-model.window // BLOCK)
     order = list(blocks or range(size * len(tales)))
-    homes = [order[i * size : (i + 1) * size] for i in range(len(tales))]
+    homes = [numbers(order[i * size : (i + 1) * size]) for i in range(len(tales))]
     for tale in tales:
         tale.tokens, tale.computed = list(tale.prompt), 0
     step = 0
@@ -42,7 +42,8 @@ def write(model: Model, tales: Sequence[Tale], blocks: Sequence[int] | None = No
             end = min(len(tale.tokens), tale.computed + tale.piece)
             whole = end == len(tale.tokens)
             sampling = tale.sampling if whole else None
-            chunks.append(Chunk(tale.tokens[tale.computed : end], tale.computed, home, sampling, tale.tokens[:end]))
+            tokens = numbers(tale.tokens[:end])
+            chunks.append(Chunk(tokens[tale.computed :], tale.computed, home, sampling, tokens))
             tale.computed = end
             telling.append(tale)
         for tale, token in zip(telling, model.step(chunks) if chunks else [], strict=True):
