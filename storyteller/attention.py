@@ -1,124 +1,154 @@
 """Attention over one block of sixteen keys and values, and how they lie in memory.
 
-Keys and values are float32 or bfloat16 (in uint16). For one layer and one key head a block is keys, then values:
+For one layer and one key head a block is keys, then values, each `half` numbers of the memory:
 
 * float32: keys ``[dim][16]``, values ``[16][dim]``;
-* bfloat16: keys ``[dim / 2][16][2]``, values ``[16][dim]``. Two neighbours are read as one 32-bit word, whose halves
-  are two float32 numbers after a shift and a mask: cheaper than widening sixteen at a time.
+* int8, in bytes: keys ``[dim / 4][16][4]`` and their sixteen scales, values ``[4][dim][4]`` (four tokens side by side)
+  and theirs. A scale belongs to one token and head. Queries and weights are rounded too, a query with one scale a
+  head, the weights of a block against their largest, so that all products are made of bytes.
 
-All are called from compiled code with ``(array, offset)`` pairs; dims are multiples of sixteen. While a block is read
-the next one, `soon`, is asked for. It promises the bits of `lanes.py`; both kinds of memory sum in the same order.
+All are called from compiled code with ``(array, offset)`` pairs; dims are multiples of sixteen. While one half of a
+block is read, the line behind it is asked for: after keys the values of the same block, after those the next head's
+keys. So each arrives a whole pass before it is wanted. It promises the bits of `lanes.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
 
-from storyteller.lanes import F32, I32, LANES, VF, VI, Emit, Pointer, cgutils, lanes
+from storyteller.lanes import F32, I32, LANES, UNSIGNED, VF, VI, Emit, Pointer, cgutils, lanes
+from storyteller.tiles import products_int8
 from storyteller.vectors import each
 
-
-def _halves(e: Emit, memory: Pointer, place: Any) -> tuple[Any, Any]:
-    """Thirty-two bfloat16 numbers as two float32 vectors: those at even places, those at odd places."""
-    b = e.builder
-    words = e.load(memory, place, VI)
-    even = b.shl(words, ir.Constant(VI, [16] * LANES))
-    return b.bitcast(even, VF), b.bitcast(b.and_(words, ir.Constant(VI, [-65536] * LANES)), VF)
+SCALES = 4 * LANES
+"""Bytes of the scales behind a block's keys, and behind its values."""
+_BYTES = ir.VectorType(ir.IntType(8), LANES)
 
 
 @lanes()
-def score(e: Emit, q: Pointer, k: Pointer, dim: Any, out: Pointer, soon: Pointer) -> None:
+def score_f32(e: Emit, q: Pointer, k: Pointer, dim: Any, out: Pointer) -> None:
     """out[t] = q·k[t] for the sixteen tokens of one block."""
-    b, narrow = e.builder, e.is_narrow(k)
+    b = e.builder
     sums = [e.variable(e.const(0.0)) for _ in range(4)]
+    behind = b.mul(dim, e.index(LANES))
     with cgutils.for_range(b, b.udiv(dim, e.index(4))) as loop:
         first = b.mul(loop.index, e.index(4))
-        places = [b.add(first, e.index(i)) for i in range(4)]
-        lines = [b.mul(d, e.index(LANES)) for d in places]
-        for line in lines[:: 2 if narrow else 1]:
-            e.prefetch(soon, line)
-        pairs = [half for line in lines[::2] for half in _halves(e, k, line)] if narrow else []
-        keys = pairs or [e.load(k, line) for line in lines]
-        for acc, d, key in zip(sums, places, keys, strict=True):
-            b.store(e.fma(e.splat(e.load(q, d, F32)), key, b.load(acc)), acc)
+        for i, acc in enumerate(sums):
+            d = b.add(first, e.index(i))
+            line = b.mul(d, e.index(LANES))
+            e.prefetch(k, b.add(behind, line))
+            b.store(e.fma(e.splat(e.load(q, d, F32)), e.load(k, line), b.load(acc)), acc)
     one, two, three, four = (b.load(acc) for acc in sums)
     e.store(b.fadd(b.fadd(one, two), b.fadd(three, four)), out, e.index(0))
 
 
 @lanes()
-def weigh(e: Emit, p: Pointer, count: Any, v: Pointer, dim: Any, out: Pointer, soon: Pointer) -> None:
-    """out += p[t] * v[t] over the first `count` tokens of one block; see `finish` for the order of `out`."""
-    b, narrow = e.builder, e.is_narrow(v)
+def score_int8(e: Emit, q: Pointer, q_total: Any, q_scale: Any, k: Pointer, dim: Any, out: Pointer) -> None:
+    """The same of signed bytes; `q_total` is their sum."""
+    b = e.builder
+    size = b.mul(dim, e.index(LANES))
+    behind = b.add(size, e.index(SCALES))
+    zero = ir.Constant(VI, [0] * LANES)
+    lost = e.splat(b.mul(b.trunc(q_total, I32), I32(-128))) if UNSIGNED else zero  # by the 128 that is in every key
+    sums = [e.variable(start) for start in (lost, zero, zero, zero)]
+    with cgutils.for_range(b, b.udiv(dim, e.index(LANES))) as loop:
+        for i, acc in enumerate(sums):
+            word = b.add(b.mul(loop.index, e.index(4)), e.index(i))
+            line = b.mul(word, e.index(4 * LANES))
+            e.prefetch(k, b.add(behind, line))
+            query = e.splat(e.load(q, b.mul(word, e.index(4)), I32))
+            b.store(products_int8(e, b.load(acc), e.load(k, line, VI), query), acc)
+    e.prefetch(k, b.add(behind, size))
+    one, two, three, four = (b.load(acc) for acc in sums)
+    total = b.sitofp(b.add(b.add(one, two), b.add(three, four)), VF)
+    e.store(b.fmul(total, b.fmul(e.load(k, size), e.splat(q_scale))), out, e.index(0))
 
-    def columns(start: Any, vectors: int, paired: bool) -> None:
-        places = [b.add(start, e.index(n * LANES)) for n in range(vectors)]
-        sums = [e.variable(e.load(out, place)) for place in places]
+
+@lanes()
+def weigh_f32(e: Emit, p: Pointer, count: Any, v: Pointer, dim: Any, out: Pointer) -> None:
+    """out += p[t] * v[t] over the first `count` tokens of one block."""
+    b = e.builder
+    behind = b.mul(dim, e.index(LANES))
+
+    def column(place: Any) -> None:
+        acc = e.variable(e.load(out, place))
         with cgutils.for_range(b, count) as loop:
-            weight, row = e.splat(e.load(p, loop.index, F32)), b.mul(loop.index, dim)
-            here = [b.add(row, place) for place in places]
-            for place in here[:: 2 if paired else 1]:
-                e.prefetch(soon, place)
-            if paired:
-                values = [half for place in here[::2] for half in _halves(e, v, place)]
-            else:
-                values = [e.wide(v, place) for place in here]
-            for acc, value in zip(sums, values, strict=True):
-                b.store(e.fma(weight, value, b.load(acc)), acc)
-        for acc, place in zip(sums, places, strict=True):
-            e.store(b.load(acc), out, place)
+            here = b.add(b.mul(loop.index, dim), place)
+            e.prefetch(v, b.add(behind, here))
+            b.store(e.fma(e.splat(e.load(p, loop.index, F32)), e.load(v, here), b.load(acc)), acc)
+        e.store(b.load(acc), out, place)
 
-    _by_columns(e, dim, [(4, narrow), (2, narrow), (1, False)], columns)
-
-
-def _by_columns(e: Emit, dim: Any, kinds: list[tuple[int, bool]], columns: Callable[[Any, int, bool], None]) -> None:
-    """Runs `columns` over a row: as many of the widest kind as fit, then the next kind."""
-    b, done = e.builder, e.index(0)
-    for vectors, paired in kinds:
-        width = e.index(vectors * LANES)
-        times = b.udiv(b.sub(dim, done), width)
-        start = done
-        with cgutils.for_range(b, times) as loop:
-            columns(b.add(start, b.mul(loop.index, width)), vectors, paired)
-        done = b.add(start, b.mul(times, width))
+    each(e, dim, column)
 
 
 @lanes()
-def finish(e: Emit, out: Pointer, dim: Any, factor: Any, memory: Pointer) -> None:
-    """out *= factor, and back in the order of dims: over bfloat16 `weigh` keeps even and odd places apart."""
-    b, scale, narrow = e.builder, e.splat(factor), e.is_narrow(memory)
+def weigh_int8(e: Emit, p: Pointer, v: Pointer, dim: Any, out: Pointer) -> None:
+    """The same over all sixteen tokens; a token without weight counts for nothing, whatever stands in its place."""
+    b = e.builder
+    size = b.mul(dim, e.index(LANES))
+    behind = b.add(size, e.index(SCALES))
+    weights = e.load(p, e.index(0))
+    is_there = b.fcmp_ordered("!=", weights, e.const(0.0))
+    weights = b.select(is_there, b.fmul(weights, e.load(v, size)), e.const(0.0))
+    most = e.halve(weights, e.larger)
+    none, top = ir.Constant(F32, 0.0), ir.Constant(F32, 127.0)
+    factor = b.select(b.fcmp_ordered(">", most, none), b.fdiv(top, most), none)
+    whole = e.call("llvm.rint.v16f32", VF, e.larger(b.fmul(weights, e.splat(factor)), e.const(0.0)))
+    words = b.bitcast(b.trunc(b.fptosi(whole, VI), _BYTES), ir.VectorType(I32, 4))
+    rounded = [e.splat(b.extract_element(words, I32(group))) for group in range(4)]
+    unit = e.splat(b.fdiv(most, top))
 
-    def columns(start: Any, vectors: int, paired: bool) -> None:
-        places = [b.add(start, e.index(n * LANES)) for n in range(vectors)]
-        found = [b.fmul(e.load(out, place), scale) for place in places]
-        if paired:
-            orders = [[half + i // 2 + LANES * (i % 2) for i in range(LANES)] for half in (0, LANES // 2)]
-            found = [b.shuffle_vector(*found, ir.Constant(VI, order)) for order in orders]
-        for value, place in zip(found, places, strict=True):
-            e.store(value, out, place)
+    def column(place: Any) -> None:
+        acc = ir.Constant(VI, [0] * LANES)
+        for group, word in enumerate(rounded):
+            here = b.mul(b.add(b.mul(dim, e.index(group)), place), e.index(4))
+            e.prefetch(v, b.add(behind, here))
+            acc = products_int8(e, acc, word, e.load(v, here, VI))
+        e.store(e.fma(b.sitofp(acc, VF), unit, e.load(out, place)), out, place)
 
-    _by_columns(e, dim, [(2, narrow), (1, False)], columns)
+    each(e, dim, column)
+    e.prefetch(v, b.add(behind, size))
 
 
 @lanes()
-def keep_values(e: Emit, x: Pointer, dim: Any, memory: Pointer) -> None:
-    """Writes one token's values; `memory` is where they begin."""
-    each(e, dim, lambda i: e.store(e.narrow(e.load(x, i), memory), memory, i))
+def scale(e: Emit, out: Pointer, dim: Any, factor: Any) -> None:
+    """out *= factor."""
+    each(e, dim, lambda i: e.store(e.builder.fmul(e.load(out, i), e.splat(factor)), out, i))
 
 
 @lanes()
-def keep_keys(e: Emit, x: Pointer, dim: Any, memory: Pointer, slot: Any) -> None:
+def keep_keys_f32(e: Emit, x: Pointer, dim: Any, memory: Pointer, slot: Any) -> None:
     """Writes one token's keys at its slot of a block; `memory` is where the block's keys begin."""
-    b, pair = e.builder, 2 if e.is_narrow(memory) else 1
-    column = b.mul(slot, e.index(pair))
+    b = e.builder
+    with cgutils.for_range(b, dim) as loop:
+        e.store(e.load(x, loop.index, F32), memory, b.add(b.mul(loop.index, e.index(LANES)), slot))
 
-    def step(i: Any) -> None:
-        values = e.narrow(e.load(x, i), memory)
-        for lane in range(LANES):
-            line = b.mul(b.add(i, e.index(lane - lane % pair)), e.index(LANES))
-            place = b.add(b.add(line, column), e.index(lane % pair))
-            e.store(b.extract_element(values, I32(lane)), memory, place)
 
-    each(e, dim, step)
+@lanes()
+def keep_values_f32(e: Emit, x: Pointer, dim: Any, memory: Pointer, slot: Any) -> None:
+    """The same of its values."""
+    row = e.builder.mul(slot, dim)
+    each(e, dim, lambda i: e.store(e.load(x, i), memory, e.builder.add(row, i)))
+
+
+@lanes()
+def keep_keys_int8(e: Emit, x: Pointer, factor: Any, dim: Any, memory: Pointer, slot: Any) -> None:
+    """Writes one token's keys, as `vectors.to_int8` makes them, and their scale."""
+    b = e.builder
+    place = b.mul(slot, e.index(4))
+    with cgutils.for_range(b, b.udiv(dim, e.index(4))) as loop:
+        word = e.load(x, b.mul(loop.index, e.index(4)), I32)
+        e.store(word, memory, b.add(b.mul(loop.index, e.index(4 * LANES)), place))
+    e.store(factor, memory, b.add(b.mul(dim, e.index(LANES)), place))
+
+
+@lanes()
+def keep_values_int8(e: Emit, x: Pointer, factor: Any, dim: Any, memory: Pointer, slot: Any) -> None:
+    """The same of its values, as signed bytes."""
+    b, four = e.builder, e.index(4)
+    first = b.add(b.mul(b.udiv(slot, four), b.mul(dim, four)), b.urem(slot, four))
+    with cgutils.for_range(b, dim) as loop:
+        e.store(e.load(x, loop.index, ir.IntType(8)), memory, b.add(first, b.mul(loop.index, four)))
+    e.store(factor, memory, b.add(b.mul(dim, e.index(LANES)), b.mul(slot, four)))

@@ -3,7 +3,7 @@
 Each row is computed on its own, in an order that its position alone decides: alone, in a crowd, as part of a prompt or
 one by one, on any number of threads, the same token after the same tokens gives the same bits.
 
-KV memory is paged: ``[block][layer][kv head][keys, values]``, see `attention.py`; float32, or bfloat16 in uint16.
+KV memory is paged: ``[block][layer][kv head][keys, values]``, see `attention.py`; float32, or bytes.
 
 It does not choose tokens (`sampling.py`), own memory or threads (`model.py`). Indices are not checked here.
 """
@@ -83,6 +83,7 @@ class Room(NamedTuple):
     small2_scale: NDArray[np.float32]
     normed2: NDArray[np.float32]
     scores: Floats  # [window]
+    head: Bytes  # [dim]
 
 
 @compiled
@@ -222,16 +223,39 @@ def rotate(net: Net, x: Floats, at: int, position: int) -> None:
 
 
 @compiled
-def keep_keys(net: Net, memory: Array, layer: int, qkv: Floats, at: int, position: int, block: int) -> None:
+def half_block(net: Net) -> int:
+    """Numbers of KV memory that one head's keys of a block take, or its values."""
+    return net.dim * BLOCK + (attention.SCALES if net.quantized else 0)
+
+
+@compiled
+def factor_of(x: Floats, at: int, size: int) -> Any:
+    """What a row is multiplied with to become bytes, and its scale: what the bytes are multiplied with."""
+    most = vectors.largest_size(x, at, size)
+    factor = np.float32(127.0) / most if most > 0 else np.float32(0.0)
+    return factor, most / np.float32(127.0)
+
+
+@compiled
+def keep(net: Net, memory: Array, layer: int, qkv: Floats, at: int, position: int, block: int, room: Room) -> None:
     """Turns keys by their position and writes keys and values of one row into its block."""
-    slot, size = position % BLOCK, net.dim * BLOCK
+    slot, dim, half = position % BLOCK, net.dim, half_block(net)
     for head in range(net.kv_heads):
-        keys = at + (net.heads + head) * net.dim
+        keys = at + (net.heads + head) * dim
+        values = keys + net.kv_heads * dim
         if net.rotary > 0:
             rotate(net, qkv, keys, position)
-        place = ((block * net.layers + layer) * net.kv_heads + head) * 2 * size
-        attention.keep_keys(qkv, keys, net.dim, memory, place, slot)
-        attention.keep_values(qkv, keys + net.kv_heads * net.dim, net.dim, memory, place + size + slot * net.dim)
+        place = ((block * net.layers + layer) * net.kv_heads + head) * 2 * half
+        if net.quantized:
+            factor, scale = factor_of(qkv, keys, dim)
+            vectors.to_int8(qkv, keys, dim, factor, room.head, 0)
+            attention.keep_keys_int8(room.head, 0, scale, dim, memory, place, slot)
+            factor, scale = factor_of(qkv, values, dim)
+            vectors.to_signed_int8(qkv, values, dim, factor, room.head, 0)
+            attention.keep_values_int8(room.head, 0, scale, dim, memory, place + half, slot)
+        else:
+            attention.keep_keys_f32(qkv, keys, dim, memory, place, slot)
+            attention.keep_values_f32(qkv, values, dim, memory, place + half, slot)
 
 
 @compiled
@@ -246,42 +270,40 @@ def take_queries(net: Net, layer: int, qkv: Floats, at: int, position: int, q: F
 
 @compiled
 def attend(
-    net: Net,
-    memory: Array,
-    layer: int,
-    q: Floats,
-    q_at: int,
-    position: int,
-    tables: Ints,
-    start: int,
-    scores: Floats,
-    out: Floats,
-    out_at: int,
+    net: Net, memory: Array, layer: int, position: int, tables: Ints, start: int, room: Room, q_at: int, out_at: int
 ) -> None:
     """Attention of one row over keys 0..position, head by head; the heads of a group read the same keys."""
-    dim, size, group = net.dim, net.dim * BLOCK, net.heads // net.kv_heads
-    blocks = position // BLOCK + 1
+    dim, half, group = net.dim, half_block(net), net.heads // net.kv_heads
+    blocks, whole = position // BLOCK + 1, net.layers * net.kv_heads * 2 * half
+    scores, out = room.scores, room.normed
     for head in range(net.heads):
-        here = (layer * net.kv_heads + head // group) * 2 * size
-        whole = net.layers * net.kv_heads * 2 * size
-        place = tables[start] * whole + here
-        for b in range(blocks):
-            soon = tables[start + min(b + 1, blocks - 1)] * whole + here
-            attention.score(q, q_at + head * dim, memory, place, dim, scores, b * BLOCK, memory, soon)
-            place = soon
+        here = (layer * net.kv_heads + head // group) * 2 * half
+        query, target = q_at + head * dim, out_at + head * dim
+        if net.quantized:
+            factor, scale = factor_of(room.q, query, dim)
+            vectors.to_signed_int8(room.q, query, dim, factor, room.head, 0)
+            total = vectors.total_int8(room.head, 0, dim)
+            for b in range(blocks):
+                place = tables[start + b] * whole + here
+                attention.score_int8(room.head, 0, total, scale, memory, place, dim, scores, b * BLOCK)
+        else:
+            for b in range(blocks):
+                attention.score_f32(room.q, query, memory, tables[start + b] * whole + here, dim, scores, b * BLOCK)
+        # What lies behind the row's own position may be another story's, even no number.
         for i in range(position + 1, blocks * BLOCK):
             scores[i] = -np.inf
         most = vectors.largest(scores, 0, blocks * BLOCK)
         weight = np.float32(1.0) / vectors.exponentials(scores, 0, blocks * BLOCK, most, np.float32(1.0))
         for i in range(dim):
-            out[out_at + head * dim + i] = np.float32(0.0)
-        place = tables[start] * whole + here + size
+            out[target + i] = np.float32(0.0)
         for b in range(blocks):
-            soon = tables[start + min(b + 1, blocks - 1)] * whole + here + size
-            count = min(BLOCK, position + 1 - b * BLOCK)  # what lies behind may be another story's, even no number
-            attention.weigh(scores, b * BLOCK, count, memory, place, dim, out, out_at + head * dim, memory, soon)
-            place = soon
-        attention.finish(out, out_at + head * dim, dim, weight, memory, 0)
+            place = tables[start + b] * whole + here + half
+            if net.quantized:
+                attention.weigh_int8(scores, b * BLOCK, memory, place, dim, out, target)
+            else:
+                count = min(BLOCK, position + 1 - b * BLOCK)
+                attention.weigh_f32(scores, b * BLOCK, count, memory, place, dim, out, target)
+        attention.scale(out, target, dim, weight)
 
 
 @compiled
@@ -329,7 +351,7 @@ def remember(net: Net, memory: Array, layer: int, rows: Rows, room: Room) -> Non
             position = rows.positions[first + r]
             block = rows.tables[rows.starts[first + r] + position // BLOCK]
             take_queries(net, layer, room.wide, r * width, position, room.q, (first + r) * net.heads * net.dim)
-            keep_keys(net, memory, layer, room.wide, r * width, position, block)
+            keep(net, memory, layer, room.wide, r * width, position, block, room)
 
 
 @compiled
@@ -345,19 +367,8 @@ def think(net: Net, memory: Array, layer: int, rows: Rows, room: Room) -> None:
             )
         for r in range(count):
             row = first + r
-            attend(
-                net,
-                memory,
-                layer,
-                room.q,
-                row * size,
-                rows.positions[row],
-                rows.tables,
-                rows.starts[row],
-                room.scores,
-                room.normed,
-                r * size,
-            )
+            position, start = rows.positions[row], rows.starts[row]
+            attend(net, memory, layer, position, rows.tables, start, room, row * size, r * size)
             quantize_row(net, room.normed, r * size, size, room.small, r * size, room.small_scale, r)
         x = room.x[first * net.hidden :]
         linear(net, where[OUT : OUT + 4], room.normed, room.small, room.small_scale, x, net.hidden, count, 1)

@@ -172,28 +172,12 @@ class Emit:
         one = self.const(1.0)
         return self.builder.fdiv(one, self.builder.fadd(one, self.exp(self.builder.fneg(x))))
 
-    @staticmethod
-    def is_narrow(pointer: Any) -> bool:
-        """Whether an array holds bfloat16 in uint16, not float32."""
-        return isinstance(pointer.type.pointee, ir.IntType)
-
     def wide(self, pointer: Any, index: Any) -> Any:
-        """Sixteen bfloat16 or float32 numbers, as float32."""
-        if not self.is_narrow(pointer):
+        """Sixteen float32 numbers, or bfloat16 in uint16, as float32."""
+        if not isinstance(pointer.type.pointee, ir.IntType):
             return self.load(pointer, index)
         half = self.load(pointer, index, ir.VectorType(ir.IntType(16), LANES))
         return self.builder.bitcast(self.builder.shl(self.builder.zext(half, VI), ir.Constant(VI, [16] * LANES)), VF)
-
-    def narrow(self, value: Any, pointer: Any) -> Any:
-        """Sixteen float32 numbers as what `pointer` points to: as they are, or bfloat16, ties to even."""
-        if not self.is_narrow(pointer):
-            return value
-        b = self.builder
-        bits = b.bitcast(value, VI)
-        odd = b.and_(b.lshr(bits, ir.Constant(VI, [16] * LANES)), ir.Constant(VI, [1] * LANES))
-        bits = b.add(bits, b.add(odd, ir.Constant(VI, [0x7FFF] * LANES)))
-        half = ir.VectorType(ir.IntType(16), LANES)
-        return b.trunc(b.lshr(bits, ir.Constant(VI, [16] * LANES)), half)
 
 
 def lanes(result: Any = types.void) -> Callable[[Callable[..., Any]], Any]:

@@ -41,8 +41,8 @@ class Model:
         self.end_ids = found.end_ids
         self._net = found.net
         net = self._net
-        self._kind = np.dtype(np.uint16 if net.quantized else np.float32)
-        self._block_size = net.layers * net.kv_heads * 2 * net.dim * BLOCK  # numbers of KV in one block
+        self._kind = np.dtype(np.uint8 if net.quantized else np.float32)
+        self._block_size = net.layers * net.kv_heads * 2 * int(kernels.half_block(net))  # numbers of KV in one block
         self._memory: NDArray[Any] = np.zeros(0, self._kind)
         self.num_blocks = 0  # of KV memory
         self._width = int(net.where[-1, kernels.QKV + 3])  # of a row of logits
@@ -61,7 +61,7 @@ class Model:
         """Loads a model: "" is the packaged one, else a folder, a .gguf file, or ``owner/name@revision`` of the hub.
 
         Args:
-            quantize: int8 linear layers and 16-bit KV, or float32 throughout.
+            quantize: int8 linear layers, keys and values, or float32 throughout.
             threads: that one step is dealt to.
             cache_folder: where a converted .gguf file is kept.
             say: is told what goes on, a line at a time.
@@ -201,6 +201,7 @@ def _room(net: Net, window: int, rows: int) -> Room:
         normed=floats(GROUP * deepest), small=aligned(GROUP * deepest, np.uint8), small_scale=floats(GROUP * spans),
         small2=aligned(GROUP * deepest, np.uint8), small2_scale=floats(GROUP * spans),
         normed2=floats(GROUP * deepest), scores=floats(window + BLOCK),
+        head=aligned(net.dim, np.uint8),
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 
-from storyteller.lanes import LANES, UNSIGNED, VF, VI, Emit, Pointer, cgutils, lanes
+from storyteller.lanes import I64, LANES, UNSIGNED, VF, VI, Emit, Pointer, cgutils, lanes
 
 
 def each(e: Emit, size: Any, step: Callable[[Any], None]) -> None:
@@ -114,19 +114,33 @@ def normalise(
     each(e, size, step)
 
 
-@lanes()
-def to_int8(e: Emit, x: Pointer, size: Any, factor: Any, y: Pointer) -> None:
-    """y = x * factor, rounded to the nearest and kept within ±127 (128 added where the processor wants it)."""
-    b, scale, bytes_ = e.builder, e.splat(factor), ir.VectorType(ir.IntType(8), LANES)
+def _to_int8(flip: bool) -> Any:
+    def to_int8(e: Emit, x: Pointer, size: Any, factor: Any, y: Pointer) -> None:
+        """y = x * factor, rounded to the nearest and kept within ±127."""
+        b, scale, bytes_ = e.builder, e.splat(factor), ir.VectorType(ir.IntType(8), LANES)
 
-    def step(i: Any) -> None:
-        value = e.larger(b.fmul(e.load(x, i), scale), e.const(-127.0))
-        value = b.select(b.fcmp_ordered(">", value, e.const(127.0)), e.const(127.0), value)
-        whole = b.fptosi(e.call("llvm.rint.v16f32", VF, value), VI)
-        narrow = b.trunc(whole, bytes_)
-        e.store(b.xor(narrow, ir.Constant(bytes_, [-128] * LANES)) if UNSIGNED else narrow, y, i)
+        def step(i: Any) -> None:
+            value = e.larger(b.fmul(e.load(x, i), scale), e.const(-127.0))
+            value = b.select(b.fcmp_ordered(">", value, e.const(127.0)), e.const(127.0), value)
+            whole = b.fptosi(e.call("llvm.rint.v16f32", VF, value), VI)
+            narrow = b.trunc(whole, bytes_)
+            e.store(b.xor(narrow, ir.Constant(bytes_, [-128] * LANES)) if flip else narrow, y, i)
 
-    each(e, size, step)
+        each(e, size, step)
+
+    return lanes()(to_int8)
+
+
+to_int8, to_signed_int8 = _to_int8(flip=UNSIGNED), _to_int8(flip=False)
+"""As the first factor of a product, with 128 added where the processor wants it, and as the second."""
+
+
+@lanes(types.int64)
+def total_int8(e: Emit, x: Pointer, size: Any) -> Any:
+    """The sum of a row of signed bytes."""
+    b, found, bytes_ = e.builder, e.variable(ir.Constant(VI, [0] * LANES)), ir.VectorType(ir.IntType(8), LANES)
+    each(e, size, lambda i: b.store(b.add(b.load(found), b.sext(e.load(x, i, bytes_), VI)), found))
+    return b.sext(e.halve(b.load(found), b.add), I64)
 
 
 GELU_TANH, GELU, SILU, RELU = range(4)

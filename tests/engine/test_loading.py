@@ -69,8 +69,9 @@ def test_a_model_says_what_it_is(load: Loader, checkpoints: dict[Family, Path]) 
     assert len(model.revision) == 12
     assert (model.window, model.vocab_size) == (256, len(model.tokenizer))
     assert model.end_ids == {0}
-    assert model.kv_bytes_per_token == 2 * 2 * 2 * 16 * 2  # layers, keys and values, kv heads, numbers, bytes
-    assert load("llama_grouped", "none", stories=2).kv_bytes_per_token == 2 * model.kv_bytes_per_token
+    heads = 2 * 2 * 2  # of all layers, keys and values
+    assert model.kv_bytes_per_token == heads * (16 + 4)  # bytes and their scale
+    assert load("llama_grouped", "none", stories=2).kv_bytes_per_token == heads * 16 * 4
 
 
 def test_end_ids_outside_the_vocabulary_are_left_out(tmp_path: Path) -> None:
