@@ -113,12 +113,6 @@ def weigh_int8(e: Emit, p: Pointer, v: Pointer, dim: Any, out: Pointer) -> None:
 
 
 @lanes()
-def scale(e: Emit, out: Pointer, dim: Any, factor: Any) -> None:
-    """out *= factor."""
-    each(e, dim, lambda i: e.store(e.builder.fmul(e.load(out, i), e.splat(factor)), out, i))
-
-
-@lanes()
 def keep_keys_f32(e: Emit, x: Pointer, dim: Any, memory: Pointer, slot: Any) -> None:
     """Writes one token's keys at its slot of a block; `memory` is where the block's keys begin."""
     b = e.builder
@@ -146,9 +140,16 @@ def keep_keys_int8(e: Emit, x: Pointer, factor: Any, dim: Any, memory: Pointer, 
 
 @lanes()
 def keep_values_int8(e: Emit, x: Pointer, factor: Any, dim: Any, memory: Pointer, slot: Any) -> None:
-    """The same of its values, as signed bytes."""
+    """The same of its values, as signed bytes: one byte in each of the words that four tokens share."""
     b, four = e.builder, e.index(4)
-    first = b.add(b.mul(b.udiv(slot, four), b.mul(dim, four)), b.urem(slot, four))
-    with cgutils.for_range(b, dim) as loop:
-        e.store(e.load(x, loop.index, ir.IntType(8)), memory, b.add(first, b.mul(loop.index, four)))
+    first = b.mul(b.udiv(slot, four), b.mul(dim, four))
+    shift = b.mul(b.trunc(b.urem(slot, four), I32), I32(8))
+    shifts, others = e.splat(shift), e.splat(b.xor(b.shl(I32(0xFF), shift), I32(-1)))
+
+    def step(i: Any) -> None:
+        place = b.add(first, b.mul(i, four))
+        mine = b.shl(b.zext(e.load(x, i, _BYTES), VI), shifts)
+        e.store(b.or_(b.and_(e.load(memory, place, VI), others), mine), memory, place)
+
+    each(e, dim, step)
     e.store(factor, memory, b.add(b.mul(dim, e.index(LANES)), b.mul(slot, four)))

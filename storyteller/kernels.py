@@ -215,11 +215,7 @@ def norm_rows(
 def rotate(net: Net, x: Floats, at: int, position: int) -> None:
     """Turns the leading numbers of one head, first half against second half."""
     half = net.rotary // 2
-    for i in range(half):
-        c, s = net.cos[position * half + i], net.sin[position * half + i]
-        a, b = x[at + i], x[at + half + i]
-        x[at + i] = a * c - b * s
-        x[at + half + i] = b * c + a * s
+    vectors.turn(x, at, half, net.cos, position * half, net.sin, position * half)
 
 
 @compiled
@@ -264,8 +260,7 @@ def take_queries(net: Net, layer: int, qkv: Floats, at: int, position: int, q: F
     for head in range(net.heads):
         if net.rotary > 0:
             rotate(net, qkv, at + head * net.dim, position)
-    for i in range(net.heads * net.dim):
-        q[q_at + i] = qkv[at + i] * net.scale[layer]
+    vectors.scaled(qkv, at, net.heads * net.dim, net.scale[layer], q, q_at)
 
 
 @compiled
@@ -303,7 +298,7 @@ def attend(
             else:
                 count = min(BLOCK, position + 1 - b * BLOCK)
                 attention.weigh_f32(scores, b * BLOCK, count, memory, place, dim, out, target)
-        attention.scale(out, target, dim, weight)
+        vectors.scaled(out, target, dim, weight, out, target)
 
 
 @compiled

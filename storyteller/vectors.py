@@ -12,7 +12,7 @@ from typing import Any
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 
-from storyteller.lanes import I64, LANES, UNSIGNED, VF, VI, Emit, Pointer, cgutils, lanes
+from storyteller.lanes import F32, I64, LANES, UNSIGNED, VF, VI, Emit, Pointer, cgutils, lanes
 
 
 def each(e: Emit, size: Any, step: Callable[[Any], None]) -> None:
@@ -98,6 +98,29 @@ def exponentials(e: Emit, x: Pointer, size: Any, highest: Any, factor: Any) -> A
 
     each(e, size, step)
     return e.halve(b.load(found), b.fadd)
+
+
+@lanes()
+def scaled(e: Emit, x: Pointer, size: Any, factor: Any, y: Pointer) -> None:
+    """y = x * factor."""
+    each(e, size, lambda i: e.store(e.builder.fmul(e.load(x, i), e.splat(factor)), y, i))
+
+
+@lanes()
+def turn(e: Emit, x: Pointer, half: Any, cos: Pointer, sin: Pointer) -> None:
+    """Turns x[i] and x[half + i] against each other by an angle each; `half` may be any number."""
+    b = e.builder
+
+    def step(i: Any, kind: Any) -> None:
+        c, s = e.load(cos, i, kind), e.load(sin, i, kind)
+        first, second = e.load(x, i, kind), e.load(x, b.add(half, i), kind)
+        e.store(b.fsub(b.fmul(first, c), b.fmul(second, s)), x, i)
+        e.store(b.fadd(b.fmul(second, c), b.fmul(first, s)), x, b.add(half, i))
+
+    each(e, half, lambda i: step(i, VF))
+    rest = b.urem(half, e.index(LANES))
+    with cgutils.for_range(b, rest) as loop:
+        step(b.add(b.sub(half, rest), loop.index), F32)
 
 
 @lanes()
