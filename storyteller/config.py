@@ -23,7 +23,7 @@ class Config(msgspec.Struct, frozen=True):
         str, setting("owner/name@revision, a folder, or a .gguf file",
                      "the model; nothing: the packaged SmolLM2-135M-Instruct")
     ] = msgspec.field(default="", name="STORYTELLER_MODEL")  # fmt: skip
-    quantize: Annotated[Literal["int8", "none"], setting("int8 or none", "how the weights are kept")] = msgspec.field(
+    quantize: Annotated[Literal["int8", "none"], setting("int8 or none", "weights, keys and values")] = msgspec.field(
         default="int8", name="STORYTELLER_QUANTIZE"
     )
     batching: Annotated[

@@ -1,10 +1,10 @@
-"""The forward pass, compiled: some rows (tokens) through all layers in one call that holds no interpreter lock.
+"""A share of a step, compiled: some rows (tokens) from embedding to drawn token in one call without interpreter lock.
 
 Each row is computed on its own, in an order that its position alone decides: alone, in a crowd, as part of a prompt or
 one by one, on any number of threads, the same token after the same tokens gives the same bits.
 
-It does not attend itself (`heads.py`), choose tokens (`sampling.py`), or own memory or threads (`model.py`). Indices
-are not checked here.
+How a row attends is in `heads.py`, how a token is drawn in `sampling.py`. Memory and threads belong to `model.py`.
+Indices are not checked here.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from storyteller.layout import (
     Room,
     Rows,
 )
+from storyteller.ranking import Desk
+from storyteller.sampling import Wishes, draw_all
 from storyteller.story import BLOCK
 from storyteller.tiles import PANEL, SPAN
 
@@ -199,3 +201,23 @@ def forward(net: Net, memory: Array, rows: Rows, wanted: Ints, room: Room, logit
         norm_rows(net, room.x, first, count, where[NORM1_W], where[NORM1_B], room.normed, room.small, room.small_scale)
         y = logits[first * where[QKV + 3] :]
         linear(net, where[QKV : QKV + 4], room.normed, room.small, room.small_scale, y, where[QKV + 3], count, 0)
+
+
+@compiled
+def write(
+    net: Net,
+    memory: Array,
+    rows: Rows,
+    wanted: Ints,
+    room: Room,
+    logits: Floats,
+    vocabulary: int,
+    width: int,
+    wishes: Wishes,
+    desk: Desk,
+    stamp: int,
+    tokens: Ints,
+) -> None:
+    """One share of a step: all layers, then the next token of each wanted row."""
+    forward(net, memory, rows, wanted, room, logits)
+    draw_all(logits, vocabulary, width, wishes, desk, stamp, tokens)

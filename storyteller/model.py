@@ -92,15 +92,17 @@ class Model:
         """
         self._copy(chunks)
         shares = _deal(chunks, len(self._workers))
+        # A thread gets its share made ready: what is left to do there needs no interpreter.
         others = [
-            self._pool.submit(worker.run, [chunks[i] for i in share])
+            self._pool.submit(worker.ready([chunks[i] for i in share]))
             for worker, share in zip(self._workers[1:], shares[1:], strict=False)
         ]
-        results = [self._workers[0].run([chunks[i] for i in shares[0]])]
+        results = [self._workers[0].ready([chunks[i] for i in shares[0]])()]
         results += [other.result() for other in others]
         told: list[int | None] = [None] * len(chunks)
-        for share, result in zip(shares, results, strict=True):
-            for i, token in zip(share, result, strict=True):
+        for share, tokens in zip(shares, results, strict=True):
+            wanting = (i for i in share if chunks[i].sampling is not None)
+            for i, token in zip(wanting, tokens.tolist(), strict=True):
                 told[i] = token
         return told
 
@@ -156,34 +158,41 @@ class _Worker:
         self._desk = ranking.make_desk(model.vocab_size, model._width)
         self._stamp = 0
 
-    def run(self, chunks: Sequence[Chunk]) -> list[int | None]:
+    def ready(self, chunks: Sequence[Chunk]) -> Callable[[], NDArray[np.int64]]:
+        """All that the chunks take but the work itself, which gives the tokens that are wanted, in their order."""
         model = self._model
         rows, wanted = _rows(chunks)
-        self.compute(rows, wanted)
-        told: list[int | None] = [None] * len(chunks)
-        if not wanted.size:
-            return told
         asking = [chunk for chunk in chunks if chunk.sampling is not None]
-        tokens = np.zeros(len(asking), np.int64)
         wishes = sampling.wishes_of(
             [chunk.sampling or GREEDY for chunk in asking],
             [chunk.start + len(chunk.tokens) for chunk in asking],
             [chunk.history for chunk in asking],
         )
-        sampling.draw_all(self._logits, model.vocab_size, model._width, wishes, self._desk, self._stamp, tokens)
+        self._make_room(rows, wanted)
         self._stamp += len(asking)
-        drawn = iter(tokens.tolist())
-        return [None if chunk.sampling is None else next(drawn) for chunk in chunks]
+        room, logits, desk, stamp = self._room, self._logits, self._desk, self._stamp - len(asking)
+        tokens = np.zeros(len(asking), np.int64)
+
+        def work() -> NDArray[np.int64]:
+            size = model.vocab_size, model._width
+            kernels.write(model._net, model._memory, rows, wanted, room, logits, *size, wishes, desk, stamp, tokens)
+            return tokens
+
+        return work
 
     def compute(self, rows: Rows, wanted: NDArray[np.int64]) -> NDArray[np.float32]:
         """Logits of the wanted rows, [wanted, vocabulary]; they stay until the next call."""
+        model = self._model
+        self._make_room(rows, wanted)
+        kernels.forward(model._net, model._memory, rows, wanted, self._room, self._logits)
+        return self._logits[: len(wanted) * model._width].reshape(-1, model._width)[:, : model.vocab_size]
+
+    def _make_room(self, rows: Rows, wanted: NDArray[np.int64]) -> None:
         model, count = self._model, len(rows.tokens)
         if self._room.x.size < count * model._net.hidden:
             self._room = _room(model._net, model.window, count + count // 2)
         if self._logits.size < len(wanted) * model._width:
             self._logits = aligned(len(wanted) * model._width, np.float32)
-        kernels.forward(model._net, model._memory, rows, wanted, self._room, self._logits)
-        return self._logits[: len(wanted) * model._width].reshape(-1, model._width)[:, : model.vocab_size]
 
 
 def _room(net: Net, window: int, rows: int) -> Room:

@@ -9,6 +9,10 @@ Family = Literal["gpt2", "gpt_neox", "gpt_neox_sequential", "llama", "llama_grou
 FAMILIES: tuple[Family, ...] = (
     "gpt2", "gpt_neox", "gpt_neox_sequential", "llama", "llama_grouped", "llama_untied"
 )  # fmt: skip
+LONG_WINDOW = 131_072
+FOR_EVER = 130_000
+"""Tokens of a story that goes on for longer than any test, in a model with such a window."""
+
 TEXT = (
     "Once upon a time there was a dragon who lived in a castle on a hill. A brave girl came up the road and said: "
     "good evening, dragon! The dragon laughed, and the lamps in the hall grew bright. Über den Wolken flog ein Stern."

@@ -9,21 +9,19 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import FOR_EVER, LONG_WINDOW, make_checkpoint
 from tests.processes import Gateway, Stack, Storyteller, stack, wait_until
 
 TEMPLATE = (
     "{% for message in messages %}{% if message.role == 'system' and not loop.first %}"
     "{{ raise_exception('the system speaks first') }}{% endif %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
 )
-WINDOW = 32_768
-LONG: Any = {"max_tokens": 32_000, "extra_body": {"ignore_end": True}}
-"""A story that goes on for longer than any test."""
+LONG: Any = {"max_tokens": FOR_EVER, "extra_body": {"ignore_end": True}}
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("model") / "tiny-teller", window=WINDOW, chat_template=TEMPLATE)
+    return make_checkpoint(tmp_path_factory.mktemp("model") / "tiny-teller", window=LONG_WINDOW, chat_template=TEMPLATE)
 
 
 @pytest.fixture(scope="session")
@@ -35,9 +33,9 @@ def running(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 @pytest.fixture(scope="session")
 def storyteller(running: Stack) -> Storyteller:
     return running.storyteller(
-        STORYTELLER_MAX_TOKENS="32000",
+        STORYTELLER_MAX_TOKENS=str(FOR_EVER),
         STORYTELLER_BATCH_SIZE="4",
-        STORYTELLER_KV_TOKENS=str(5 * WINDOW),
+        STORYTELLER_KV_TOKENS=str(5 * LONG_WINDOW),
         STORYTELLER_THREADS="1",
         STORYTELLER_DEADLINE_S="2",
     )

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.api.asking import chat, complete, post
+from tests.checkpoints import LONG_WINDOW
 from tests.processes import Gateway, Stack, Storyteller, fetch, metric, wait_until
 
 KEY = "one-of-our-keys"
@@ -196,5 +197,5 @@ def test_refusals_are_counted_by_their_code(gateway: Gateway) -> None:
     before = {outcome: counted(outcome) for outcome in ("accepted", "bad_request", "too_long")}
     complete(gateway)
     complete(gateway, n=2)
-    complete(gateway, prompt="dragon " * 33_000)
+    complete(gateway, prompt="~^" * (LONG_WINDOW // 2 + 1))
     assert {outcome: counted(outcome) - count for outcome, count in before.items()} == dict.fromkeys(before, 1)

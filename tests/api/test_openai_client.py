@@ -13,6 +13,7 @@ from openai import AsyncOpenAI, OpenAI
 from redis import Redis
 
 from tests.api.conftest import LONG
+from tests.checkpoints import LONG_WINDOW
 from tests.processes import Gateway, Stack, Storyteller, metric, wait_until
 
 MODEL = "tiny-teller"
@@ -117,7 +118,7 @@ def test_whatever_model_is_named_the_one_that_is_here_answers_and_says_so(client
 
 def test_a_prompt_that_leaves_no_room_is_too_long(client: OpenAI) -> None:
     with pytest.raises(openai.APIStatusError) as refused:
-        client.completions.create(model=MODEL, prompt="dragon " * 33_000, max_tokens=5)
+        client.completions.create(model=MODEL, prompt="~^" * (LONG_WINDOW // 2 + 1), max_tokens=5)
     assert refused.value.status_code == 413
     assert refused.value.code == "too_long"
     assert refused.value.param == "prompt"

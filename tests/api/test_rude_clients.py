@@ -35,24 +35,22 @@ def test_clients_that_read_or_write_nothing_are_cut_off_and_hold_nothing(
     wait_until(gateway.is_ready, "a ready gateway")
     long = {"prompt": "Once", "stream": True, "max_tokens": LONG["max_tokens"], **LONG["extra_body"]}
     started = time.monotonic()
-    deaf, flooding, mute = connect(gateway), connect(gateway), connect(gateway)
-    deaf.sendall(request("/v1/completions", json.dumps(long).encode()))
-    flooding.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 200)
-    mute.sendall(request("/v1/completions", b'{"prompt":', length=1000))
-    wait_until(lambda: metric(gateway.metrics(), "gateway_slow_clients_total") >= 1, "a slow client", 20)
-    assert time.monotonic() - started > 9
-    wait_until(
-        lambda: metric(gateway.metrics(), "gateway_stories_total", finish_reason="cancelled") == 1,
-        "the end of a story that nobody takes",
-        40,
-    )
-    wait_until(lambda: metric(storyteller.metrics(), "storyteller_batch_size") == 0, "a free place", 10)
-    assert b"408" in mute.recv(64)
-    assert fetch(f"{gateway.http}/livez")[0] == 200
-    assert gateway.stop() == 0
-    assert "Traceback" not in gateway.text()
-    for client in (deaf, flooding, mute):
-        client.close()
+    with connect(gateway) as deaf, connect(gateway) as flooding, connect(gateway) as mute:
+        deaf.sendall(request("/v1/completions", json.dumps(long).encode()))
+        flooding.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 200)
+        mute.sendall(request("/v1/completions", b'{"prompt":', length=1000))
+        wait_until(lambda: metric(gateway.metrics(), "gateway_slow_clients_total") >= 1, "a slow client", 20)
+        assert time.monotonic() - started > 9
+        wait_until(
+            lambda: metric(gateway.metrics(), "gateway_stories_total", finish_reason="cancelled") == 1,
+            "the end of a story that nobody takes",
+            40,
+        )
+        wait_until(lambda: metric(storyteller.metrics(), "storyteller_batch_size") == 0, "a free place", 10)
+        assert b"408" in mute.recv(64)
+        assert fetch(f"{gateway.http}/livez")[0] == 200
+        assert gateway.stop() == 0
+        assert "Traceback" not in gateway.text()
 
 
 def test_junk_on_the_wire_gets_no_traceback_into_the_log(gateway: Gateway) -> None:

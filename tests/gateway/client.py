@@ -11,10 +11,11 @@ from typing import Any
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
+from tests import checkpoints
+
 Frame = dict[str, Any]
 WAIT_S = 30
-FOR_EVER = {"max_tokens": 32_000, "ignore_end": True}
-"""A story that goes on for longer than any test."""
+FOR_EVER = {"max_tokens": checkpoints.FOR_EVER, "ignore_end": True}
 
 
 class Client:

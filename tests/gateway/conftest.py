@@ -6,15 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import FOR_EVER, LONG_WINDOW, make_checkpoint
 from tests.processes import Gateway, Stack, Storyteller, stack, wait_until
-
-WINDOW = 32_768
 
 
 @pytest.fixture(scope="session")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    model = make_checkpoint(tmp_path_factory.mktemp("model") / "tiny-teller", window=WINDOW)
+    model = make_checkpoint(tmp_path_factory.mktemp("model") / "tiny-teller", window=LONG_WINDOW)
     with stack(tmp_path_factory.mktemp("stack"), model) as all_processes:
         yield all_processes
 
@@ -22,9 +20,9 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 @pytest.fixture(scope="session")
 def storyteller(running: Stack) -> Storyteller:
     return running.storyteller(
-        STORYTELLER_MAX_TOKENS="32000",
+        STORYTELLER_MAX_TOKENS=str(FOR_EVER),
         STORYTELLER_BATCH_SIZE="1",
-        STORYTELLER_KV_TOKENS=str(2 * WINDOW),
+        STORYTELLER_KV_TOKENS=str(2 * LONG_WINDOW),
         STORYTELLER_THREADS="1",
     )
 

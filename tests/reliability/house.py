@@ -34,7 +34,7 @@ def make_model(folder: Path) -> Path:
 
     folder.mkdir(parents=True)
     config = transformers.LlamaConfig(
-        vocab_size=make_tokenizer(folder), max_position_embeddings=1024, hidden_size=512, num_hidden_layers=8,
+        vocab_size=make_tokenizer(folder), max_position_embeddings=1024, hidden_size=512, num_hidden_layers=20,
         num_attention_heads=8, num_key_value_heads=2, intermediate_size=1536, bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
     torch.manual_seed(0)
