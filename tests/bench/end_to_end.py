@@ -37,7 +37,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.end_to_end")
     parser.add_argument("--out", type=Path, default=Path("bench-out"), help="folder for end_to_end.json")
     parser.add_argument("--players", type=int, nargs="+", default=[1, 16, 64])
-    parser.add_argument("--stories", type=int, default=4, help="stories of each player")
+    parser.add_argument("--stories", type=int, default=10, help="stories of each player")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     found: dict[str, list[dict[str, Any]]] = {}
