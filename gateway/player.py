@@ -75,9 +75,7 @@ class Player:
         except ConnectionClosed:
             pass
         finally:
-            for task in tuple(self._tasks):
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await _end(*self._tasks)
 
     def spawn(self, work: object) -> asyncio.Task[None]:
         """Runs a coroutine until it ends or the connection does; a closed connection is no error."""
@@ -229,8 +227,7 @@ class Player:
             await self._stories.cancel(telling.story)
             return
         self._free(frame.id, telling)
-        telling.task.cancel()
-        await asyncio.wait((telling.task,))
+        await _end(telling.task)
         await self.send(wire.Left(frame.id, telling.story))
 
     def _free(self, frame_id: str, telling: Telling) -> None:
@@ -264,6 +261,15 @@ class Player:
             await self._refuse(error, frame_id)
         finally:
             self._free(frame_id, telling)
+
+
+async def _end(*tasks: asyncio.Task[None]) -> None:
+    """Cancels them until they have ended: a call of Redis that comes back in the same moment may swallow it once."""
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=1)
 
 
 def _wish(frame: wire.Ask, player: str | None) -> Wish:

@@ -272,8 +272,10 @@ class Stories:
             del self._fires[fire.story]
 
     async def _repeat(self, step: Callable[[], Awaitable[None]]) -> None:
-        failures = 0
-        while True:
+        this, failures = asyncio.current_task(), 0
+        # Asked each time: `asyncio.wait_for` of Python 3.11, which redis-py uses, swallows a cancellation that comes in
+        # the same moment as what it waits for.
+        while this is not None and not this.cancelling():
             try:
                 await step()
                 failures = 0

@@ -94,7 +94,8 @@ def weigh_int8(e: Emit, p: Pointer, v: Pointer, dim: Any, out: Pointer) -> None:
     weights = b.select(is_there, b.fmul(weights, e.load(v, size)), e.const(0.0))
     most = e.halve(weights, e.larger)
     none, top = ir.Constant(F32, 0.0), ir.Constant(F32, 127.0)
-    factor = b.select(b.fcmp_ordered(">", most, none), b.fdiv(top, most), none)
+    is_weighty = b.fcmp_ordered(">", most, ir.Constant(F32, 2.0**-100))  # below, the division could overflow
+    factor = b.select(is_weighty, b.fdiv(top, most), none)
     whole = e.call("llvm.rint.v16f32", VF, e.larger(b.fmul(weights, e.splat(factor)), e.const(0.0)))
     words = b.bitcast(b.trunc(b.fptosi(whole, VI), _BYTES), ir.VectorType(I32, 4))
     rounded = [e.splat(b.extract_element(words, I32(group))) for group in range(4)]

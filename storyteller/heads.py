@@ -5,8 +5,6 @@ KV memory is paged: ``[block][layer][kv head][keys, values]``, float32 or bytes;
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from storyteller import attention, vectors
@@ -29,14 +27,6 @@ def half_block(net: Net) -> int:
 
 
 @compiled
-def factor_of(x: Floats, at: int, size: int) -> Any:
-    """What a row is multiplied with to become bytes, and its scale: what the bytes are multiplied with."""
-    most = vectors.largest_size(x, at, size)
-    factor = np.float32(127.0) / most if most > 0 else np.float32(0.0)
-    return factor, most / np.float32(127.0)
-
-
-@compiled
 def keep(net: Net, memory: Array, layer: int, qkv: Floats, at: int, position: int, block: int, room: Room) -> None:
     """Turns keys by their position and writes keys and values of one row into its block."""
     slot, dim, half = position % BLOCK, net.dim, half_block(net)
@@ -47,10 +37,10 @@ def keep(net: Net, memory: Array, layer: int, qkv: Floats, at: int, position: in
             rotate(net, qkv, keys, position)
         place = ((block * net.layers + layer) * net.kv_heads + head) * 2 * half
         if net.quantized:
-            factor, scale = factor_of(qkv, keys, dim)
+            factor, scale = vectors.factor_of(qkv, keys, dim)
             vectors.to_int8(qkv, keys, dim, factor, room.head, 0)
             attention.keep_keys_int8(room.head, 0, scale, dim, memory, place, slot)
-            factor, scale = factor_of(qkv, values, dim)
+            factor, scale = vectors.factor_of(qkv, values, dim)
             vectors.to_signed_int8(qkv, values, dim, factor, room.head, 0)
             attention.keep_values_int8(room.head, 0, scale, dim, memory, place + half, slot)
         else:
@@ -79,7 +69,7 @@ def attend(
         here = (layer * net.kv_heads + head // group) * 2 * half
         query, target = q_at + head * dim, out_at + head * dim
         if net.quantized:
-            factor, scale = factor_of(room.q, query, dim)
+            factor, scale = vectors.factor_of(room.q, query, dim)
             vectors.to_signed_int8(room.q, query, dim, factor, room.head, 0)
             total = vectors.total_int8(room.head, 0, dim)
             for b in range(blocks):

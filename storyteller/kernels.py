@@ -81,9 +81,7 @@ def quantize_row(net: Net, x: Floats, at: int, size: int, small: Bytes, small_at
         for span in range(spans):
             first = span * SPAN
             count = min(SPAN, size - first)
-            most = vectors.largest_size(x, at + first, count)
-            factor = np.float32(127.0) / most if most > 0 else np.float32(0.0)
-            scale[r * spans + span] = most / np.float32(127.0)
+            factor, scale[r * spans + span] = vectors.factor_of(x, at + first, count)
             vectors.to_int8(x, at + first, count, factor, small, small_at + first)
 
 

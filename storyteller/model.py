@@ -168,10 +168,10 @@ class _Worker:
             [chunk.start + len(chunk.tokens) for chunk in asking],
             [chunk.history for chunk in asking],
         )
-        self._make_room(rows, wanted)
-        self._stamp += len(asking)
-        room, logits, desk, stamp = self._room, self._logits, self._desk, self._stamp - len(asking)
         tokens = np.zeros(len(asking), np.int64)
+        self._make_room(rows, wanted)
+        room, logits, desk, stamp = self._room, self._logits, self._desk, self._stamp
+        self._stamp += len(asking)
 
         def work() -> NDArray[np.int64]:
             size = model.vocab_size, model._width

@@ -116,8 +116,10 @@ class Teller:
             self._due.set()
 
     async def _repeat(self, step: Callable[[], Awaitable[None]], pause: float) -> None:
-        failures = 0
-        while True:
+        this, failures = asyncio.current_task(), 0
+        # Asked each time: `asyncio.wait_for` of Python 3.11, which redis-py uses, swallows a cancellation that comes in
+        # the same moment as what it waits for.
+        while this is not None and not this.cancelling():
             try:
                 await step()
                 failures = 0
@@ -143,7 +145,8 @@ class Teller:
 
     async def _take(self) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._news.wait(), timeout=1.0)
+            async with asyncio.timeout(1.0):
+                await self._news.wait()
         self._news.clear()
         while not self.is_draining and (free := self.engine.num_free) > 0:
             taken, expired = await self._inbox.take(free, list(self._tales))
@@ -182,7 +185,8 @@ class Teller:
 
     async def _flush(self) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._due.wait(), timeout=FLUSH_S)
+            async with asyncio.timeout(FLUSH_S):
+                await self._due.wait()
         self._due.clear()
         if time.monotonic() - self._flushed_at >= FLUSH_S:
             self._flushed_at = time.monotonic()

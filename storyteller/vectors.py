@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
+from numpy.typing import NDArray
 
-from storyteller.lanes import F32, I64, LANES, UNSIGNED, VF, VI, Emit, Pointer, cgutils, lanes
+from storyteller.lanes import F32, I64, LANES, UNSIGNED, VF, VI, Emit, Pointer, cgutils, compiled, lanes
 
 
 def each(e: Emit, size: Any, step: Callable[[Any], None]) -> None:
@@ -135,6 +137,14 @@ def normalise(
         e.store(e.fma(value, e.load(weight, i), e.load(bias, i)), y, i)
 
     each(e, size, step)
+
+
+@compiled
+def factor_of(x: NDArray[np.float32], at: int, size: int) -> Any:
+    """What a row is multiplied with to become bytes, and its scale: what the bytes are multiplied with."""
+    most = largest_size(x, at, size)
+    factor = np.float32(127.0) / most if most > 0 else np.float32(0.0)
+    return factor, most / np.float32(127.0)
 
 
 def _to_int8(flip: bool) -> Any:
