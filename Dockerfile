@@ -48,9 +48,9 @@ RUN cd /opt/venv/lib/python3*/site-packages/torch && rm -rf include test bin/*te
 # The model made ready and the kernels compiled, so that a container starts fast and writes nothing.
 FROM storyteller-packages AS prepared
 COPY storyteller /app/storyteller
-ENV PATH=/opt/venv/bin:$PATH STORYTELLER_CACHE=/cache HF_HOME=/cache/hub NUMBA_CACHE_DIR=/opt/kernels
-RUN mkdir -p /cache/hub /opt/kernels && python -m storyteller --prepare && \
-    chmod -R a+rX /app /opt/kernels && python -m compileall -q /app
+ENV PATH=/opt/venv/bin:$PATH STORYTELLER_CACHE=/opt/models NUMBA_CACHE_DIR=/opt/kernels
+RUN mkdir -p /opt/kernels && python -m storyteller --prepare && \
+    chmod -R a+rX /app /opt/kernels /opt/models && python -m compileall -q /app
 
 FROM python AS gateway
 COPY --from=gateway-packages /opt/venv /opt/venv
@@ -75,13 +75,16 @@ ENTRYPOINT ["python", "-m", "loadbots"]
 
 FROM python AS storyteller
 COPY --from=storyteller-packages /opt/venv /opt/venv
-COPY --from=prepared --chown=campfire /cache /cache
+COPY --from=prepared /opt/models /opt/models
 COPY --from=prepared /opt/kernels /opt/kernels
 COPY --from=prepared /app /app
 ENV PATH=/opt/venv/bin:$PATH STORYTELLER_HOST=0.0.0.0 \
     STORYTELLER_CACHE=/cache HF_HOME=/cache/hub NUMBA_CACHE_DIR=/tmp/kernels
+# Empty: a volume that begins with an image's files is filled by every container that is created with it, and two at once
+# fail. The image's own model is linked into it instead.
+RUN mkdir /cache && chown campfire /cache
 USER campfire
 EXPOSE 9102
 # Compiled kernels belong to the kind of processor that they were compiled on. A container on another kind compiles its
 # own, so it gets a copy that it may write to, in its memory.
-ENTRYPOINT ["sh", "-c", "cp -rp /opt/kernels /tmp/kernels && exec python -m storyteller \"$@\"", "storyteller"]
+ENTRYPOINT ["sh", "-c", "cp -rp /opt/kernels /tmp/kernels; ln -s /opt/models/* /cache/ 2>/dev/null; exec python -m storyteller \"$@\"", "storyteller"]
