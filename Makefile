@@ -4,8 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Not compiled: most modules of the large packages are never imported.
-PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-compile -c constraints.txt
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 # Where the CPU build of torch is looked for, beside the default index; empty: nowhere else.
 TORCH_INDEX_URL ?= https://download.pytorch.org/whl/cpu
 CROWD ?= --players 1 16 64

@@ -33,7 +33,7 @@ from storyteller import kernels
 from storyteller.model import Model
 from tests.engine.test_same_bits import crowd_of
 from tests.engine.writing import write
-model = Model.load(sys.argv[1], sys.argv[2], 2, Path(sys.argv[3]), lambda line: None)
+model = Model.load(sys.argv[1], "int8", 2, Path(sys.argv[2]), lambda line: None)
 model.allocate(256)
 model.warm_up()
 assert len(kernels.write.signatures) == 1
@@ -62,10 +62,7 @@ def test_int8_logits_have_the_same_bits_without_avx512(checkpoints: dict[Family,
     assert older == native
 
 
-@pytest.mark.parametrize("quantize", ["int8", "none"])
-def test_after_the_warm_up_no_step_waits_for_the_compiler(
-    quantize: str, checkpoints: dict[Family, Path], tmp_path: Path
-) -> None:
+def test_after_the_warm_up_no_step_waits_for_the_compiler(checkpoints: dict[Family, Path], tmp_path: Path) -> None:
     """Whatever a step holds: one row or many, with a repetition penalty or without."""
-    command = [sys.executable, "-c", READY, str(checkpoints["gpt2"]), quantize, str(tmp_path)]
+    command = [sys.executable, "-c", READY, str(checkpoints["gpt2"]), str(tmp_path)]
     subprocess.run(command, check=True, timeout=110, cwd=ROOT)

@@ -109,11 +109,11 @@ async def test_a_players_place_comes_free_even_after_the_storyteller_was_killed(
     """The last test of this stack: its storyteller ends here, another one goes on."""
     async with player(gateway.url, "carol") as client:
         for frame_id in "ab":
-            assert (await client.ask(frame_id, max_tokens=6000, ignore_end=True))["type"] == "queued"
+            assert (await client.ask(frame_id, max_tokens=4000, ignore_end=True))["type"] == "queued"
         await client.until("text", "a")
         storyteller.kill()
         assert (await client.ask("c"))["code"] == "rate_limited"
-        await asyncio.to_thread(running.storyteller, STORYTELLER_MAX_TOKENS="6000", STORYTELLER_THREADS="1")
+        await asyncio.to_thread(running.storyteller, STORYTELLER_MAX_TOKENS="4000", STORYTELLER_THREADS="1")
         ended = {(await client.until("done"))["id"] for _ in "ab"}
         assert ended == {"a", "b"}
         assert (await client.ask("d", max_tokens=1))["type"] == "queued"
