@@ -87,4 +87,4 @@ USER campfire
 EXPOSE 9102
 # Compiled kernels belong to the kind of processor that they were compiled on. A container on another kind compiles its
 # own, so it gets a copy that it may write to, in its memory.
-ENTRYPOINT ["sh", "-c", "cp -rp /opt/kernels /tmp/kernels; ln -s /opt/models/* /cache/ 2>/dev/null; exec python -m storyteller \"$@\"", "storyteller"]
+ENTRYPOINT ["sh", "-c", "cp -rp /opt/kernels /tmp/kernels && { ln -s /opt/models/* /cache/ 2>/dev/null || true; } && exec python -m storyteller \"$@\"", "storyteller"]

@@ -18,13 +18,12 @@ from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
 
-from storyteller.lanes import F32, I32, LANES, UNSIGNED, VF, VI, Emit, Pointer, cgutils, lanes
+from storyteller.lanes import F32, I32, LANES, UNSIGNED, VB, VF, VI, Emit, Pointer, cgutils, lanes
 from storyteller.tiles import products_int8
 from storyteller.vectors import each
 
 SCALES = 4 * LANES
 """Bytes of the scales behind a block's keys, and behind its values."""
-_BYTES = ir.VectorType(ir.IntType(8), LANES)
 
 
 @lanes()
@@ -97,7 +96,7 @@ def weigh_int8(e: Emit, p: Pointer, v: Pointer, dim: Any, out: Pointer) -> None:
     is_weighty = b.fcmp_ordered(">", most, ir.Constant(F32, 2.0**-100))  # below, the division could overflow
     factor = b.select(is_weighty, b.fdiv(top, most), none)
     whole = e.call("llvm.rint.v16f32", VF, e.larger(b.fmul(weights, e.splat(factor)), e.const(0.0)))
-    words = b.bitcast(b.trunc(b.fptosi(whole, VI), _BYTES), ir.VectorType(I32, 4))
+    words = b.bitcast(b.trunc(b.fptosi(whole, VI), VB), ir.VectorType(I32, 4))
     rounded = [e.splat(b.extract_element(words, I32(group))) for group in range(4)]
     unit = e.splat(b.fdiv(most, top))
 
@@ -149,7 +148,7 @@ def keep_values_int8(e: Emit, x: Pointer, factor: Any, dim: Any, memory: Pointer
 
     def step(i: Any) -> None:
         place = b.add(first, b.mul(i, four))
-        mine = b.shl(b.zext(e.load(x, i, _BYTES), VI), shifts)
+        mine = b.shl(b.zext(e.load(x, i, VB), VI), shifts)
         e.store(b.or_(b.and_(e.load(memory, place, VI), others), mine), memory, place)
 
     each(e, dim, step)

@@ -67,7 +67,7 @@ def compiled(function: Function) -> Function:
 
 Pointer = Any  # in an emitter's signature: an array and the offset behind it
 F32, I32, I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
-VF, VI = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
+VF, VI, VB = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES), ir.VectorType(ir.IntType(8), LANES)
 _FEATURES = str(cpu_target.target_context.codegen().magic_tuple()[2]).split(",")
 VNNI_512 = "+avx512vnni" in _FEATURES
 VNNI_256 = not VNNI_512 and "+avxvnni" in _FEATURES

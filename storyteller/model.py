@@ -27,7 +27,6 @@ from storyteller.story import BLOCK, Chunk, Sampling, numbers
 from storyteller.tiles import SPAN
 
 __all__ = ["Model", "ModelError"]
-GREEDY = Sampling()
 
 
 class Model:
@@ -164,7 +163,7 @@ class _Worker:
         rows, wanted = _rows(chunks)
         asking = [chunk for chunk in chunks if chunk.sampling is not None]
         wishes = sampling.wishes_of(
-            [chunk.sampling or GREEDY for chunk in asking],
+            [chunk.sampling for chunk in chunks if chunk.sampling is not None],
             [chunk.start + len(chunk.tokens) for chunk in asking],
             [chunk.history for chunk in asking],
         )

@@ -49,9 +49,8 @@ def wishes_of(settings: Sequence[Sampling], positions: Sequence[int], histories:
     ]
 
     def column(name: str) -> NDArray[Any]:
-        return np.ascontiguousarray(
-            packed[name]
-        )  # of one row it would be contiguous, of more not: two types to compile
+        # As it is, one of one row is contiguous and one of more is not: two types, and one more to compile.
+        return np.ascontiguousarray(packed[name])
 
     return Wishes(
         column("temperature"),

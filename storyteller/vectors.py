@@ -14,7 +14,7 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numpy.typing import NDArray
 
-from storyteller.lanes import F32, I64, LANES, UNSIGNED, VF, VI, Emit, Pointer, cgutils, compiled, lanes
+from storyteller.lanes import F32, I64, LANES, UNSIGNED, VB, VF, VI, Emit, Pointer, cgutils, compiled, lanes
 
 
 def each(e: Emit, size: Any, step: Callable[[Any], None]) -> None:
@@ -150,14 +150,14 @@ def factor_of(x: NDArray[np.float32], at: int, size: int) -> Any:
 def _to_int8(flip: bool) -> Any:
     def to_int8(e: Emit, x: Pointer, size: Any, factor: Any, y: Pointer) -> None:
         """y = x * factor, rounded to the nearest and kept within ±127."""
-        b, scale, bytes_ = e.builder, e.splat(factor), ir.VectorType(ir.IntType(8), LANES)
+        b, scale = e.builder, e.splat(factor)
 
         def step(i: Any) -> None:
             value = e.larger(b.fmul(e.load(x, i), scale), e.const(-127.0))
             value = b.select(b.fcmp_ordered(">", value, e.const(127.0)), e.const(127.0), value)
             whole = b.fptosi(e.call("llvm.rint.v16f32", VF, value), VI)
-            narrow = b.trunc(whole, bytes_)
-            e.store(b.xor(narrow, ir.Constant(bytes_, [-128] * LANES)) if flip else narrow, y, i)
+            narrow = b.trunc(whole, VB)
+            e.store(b.xor(narrow, ir.Constant(VB, [-128] * LANES)) if flip else narrow, y, i)
 
         each(e, size, step)
 
@@ -171,8 +171,8 @@ to_int8, to_signed_int8 = _to_int8(flip=UNSIGNED), _to_int8(flip=False)
 @lanes(types.int64)
 def total_int8(e: Emit, x: Pointer, size: Any) -> Any:
     """The sum of a row of signed bytes."""
-    b, found, bytes_ = e.builder, e.variable(ir.Constant(VI, [0] * LANES)), ir.VectorType(ir.IntType(8), LANES)
-    each(e, size, lambda i: b.store(b.add(b.load(found), b.sext(e.load(x, i, bytes_), VI)), found))
+    b, found = e.builder, e.variable(ir.Constant(VI, [0] * LANES))
+    each(e, size, lambda i: b.store(b.add(b.load(found), b.sext(e.load(x, i, VB), VI)), found))
     return b.sext(e.halve(b.load(found), b.add), I64)
 
 
